@@ -1,0 +1,400 @@
+"""Native kernels over one tree block.
+
+A block is a flat int32 array: a header, a table of transitions and the states.
+
+    header   HEADER words, named below
+    table    4 words a slot: state, token, target, next slot of the same state (0 ends the list)
+    states   8 words a state, the fields below; state 0 means "none", state 1 is the root
+
+A state's first transition sits in the state itself (NEXT); only branching states own slots of the table,
+which is open addressing with linear probing. Zero means "empty" everywhere, so a fresh zeroed mapping is
+an empty tree, and the part of a block that was never used costs no memory.
+
+Kernels address blocks by pointer, so that one call serves any number of trees, and release the GIL.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+HEADER = 16
+STATES, CAPACITY, UNITS, SLOTS, USED_SLOTS, TOKENS, CUT, FROZEN = range(
+    8
+)  # header words; CAPACITY is in units
+SLOT_WORDS, STATE_WORDS = 4, 8
+LENGTH, LINK, COUNT, BEST, NEXT, TOKEN, EXTRA = range(7)  # fields of a state
+ROOT = 1
+
+# A verified token updates the counts of at most this many contexts, longest first (see `tree`).
+DEPTH = 64
+
+# Fields of a sequence row.
+STATE, MATCH, WEIGHT = range(3)
+ROW_WORDS = 4
+
+_K1 = np.uint64(0x9E3779B97F4A7C15)
+_K2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_32 = np.uint64(32)
+
+
+def slots_for(units):
+    """Table slots that can never fill up: a tree of `units` needs at most `units` of them."""
+    return (units + units // 8 + 16) // 2 * 2
+
+
+def words_for(units):
+    """Words of a block for `units` (a token counts one unit, a sequence one more): twice as many states."""
+    return HEADER + SLOT_WORDS * slots_for(units) + STATE_WORDS * (2 * units + 2)
+
+
+@intrinsic
+def _pointer(typingctx, address):
+    signature = types.CPointer(types.int32)(types.int64)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], ir.IntType(32).as_pointer())
+
+    return signature, codegen
+
+
+@njit(nogil=True)
+def _base(block):
+    return np.int64(HEADER + SLOT_WORDS * block[SLOTS])
+
+
+@njit(nogil=True)
+def _slot(block, state, token):
+    """Offset of the slot holding (state, token), or of the empty slot where it belongs."""
+    h = np.uint64(state) * _K1 + np.uint64(token) * _K2
+    h = (h ^ (h >> _32)) * _K1
+    slots = np.int64(block[SLOTS])
+    i = np.int64(((h >> _32) * np.uint64(slots)) >> _32)
+    while True:
+        at = HEADER + SLOT_WORDS * i
+        if block[at] == 0 or (block[at] == state and block[at + 1] == token):
+            return at
+        i += 1
+        if i == slots:
+            i = np.int64(0)
+
+
+@njit(nogil=True)
+def _follow(block, base, state, token):
+    """Target of the transition (state, token), 0 if there is none."""
+    at = base + STATE_WORDS * state
+    target = np.int64(block[at + NEXT])
+    if target == 0 or block[base + STATE_WORDS * target + TOKEN] == token:
+        return target
+    if block[at + EXTRA] == 0:
+        return np.int64(0)
+    return np.int64(block[_slot(block, state, token) + 2])
+
+
+@njit(nogil=True)
+def _connect(block, base, state, token, target):
+    """Add a transition that does not exist yet."""
+    at = base + STATE_WORDS * state
+    if block[at + NEXT] == 0:
+        block[at + NEXT] = target
+    else:
+        slot = _slot(block, state, token)
+        block[slot] = state
+        block[slot + 1] = token
+        block[slot + 2] = target
+        block[slot + 3] = block[at + EXTRA]
+        block[at + EXTRA] = slot // SLOT_WORDS
+        block[USED_SLOTS] += 1
+
+
+@njit(nogil=True)
+def _new_state(block, base, length, token):
+    state = np.int64(block[STATES])
+    block[STATES] = state + 1
+    block[base + STATE_WORDS * state + LENGTH] = length
+    block[base + STATE_WORDS * state + TOKEN] = token
+    return state
+
+
+@njit(nogil=True)
+def _split(block, base, source, token, old):
+    """Split off `old` the strings no longer than source + token; return their state."""
+    a = base + STATE_WORDS * old
+    new = _new_state(block, base, block[base + STATE_WORDS * source + LENGTH] + 1, token)
+    b = base + STATE_WORDS * new
+    block[b + LINK] = block[a + LINK]
+    block[b + COUNT] = block[a + COUNT]
+    block[b + BEST] = block[a + BEST]
+    block[b + NEXT] = block[a + NEXT]
+    slot = np.int64(block[a + EXTRA]) * SLOT_WORDS
+    while slot != 0:
+        _connect(block, base, new, block[slot + 1], block[slot + 2])
+        slot = np.int64(block[slot + 3]) * SLOT_WORDS
+    block[a + LINK] = new
+    while source != 0:
+        at = base + STATE_WORDS * source
+        if block[at + NEXT] == old:
+            block[at + NEXT] = new
+        else:
+            if block[at + EXTRA] == 0:
+                break
+            slot = _slot(block, source, token)
+            if block[slot + 2] != old:
+                break
+            block[slot + 2] = new
+        if block[at + BEST] == old:
+            block[at + BEST] = new
+        source = np.int64(block[at + LINK])
+    return new
+
+
+@njit(nogil=True)
+def _extend(block, base, last, token):
+    """Append one token to the sequence whose state is `last`; return its new state."""
+    old = _follow(block, base, last, token)
+    if old != 0:
+        if block[base + STATE_WORDS * old + LENGTH] == block[base + STATE_WORDS * last + LENGTH] + 1:
+            return old
+        return _split(block, base, last, token, old)
+    new = _new_state(block, base, block[base + STATE_WORDS * last + LENGTH] + 1, token)
+    p = last
+    while True:
+        _connect(block, base, p, token, new)
+        p = np.int64(block[base + STATE_WORDS * p + LINK])
+        if p == 0:
+            block[base + STATE_WORDS * new + LINK] = ROOT
+            return new
+        old = _follow(block, base, p, token)
+        if old != 0:
+            break
+    if block[base + STATE_WORDS * old + LENGTH] != block[base + STATE_WORDS * p + LENGTH] + 1:
+        old = _split(block, base, p, token, old)
+    block[base + STATE_WORDS * new + LINK] = old
+    return new
+
+
+@njit(nogil=True)
+def _prefer(block, base, state, target):
+    """Make `target` the best continuation of `state` if it is more frequent, or as frequent and smaller."""
+    at = base + STATE_WORDS * state + BEST
+    best = np.int64(block[at])
+    if best == target:
+        return
+    a = base + STATE_WORDS * target
+    b = base + STATE_WORDS * best
+    if (
+        best == 0
+        or block[a + COUNT] > block[b + COUNT]
+        or (block[a + COUNT] == block[b + COUNT] and block[a + TOKEN] < block[b + TOKEN])
+    ):
+        block[at] = target
+
+
+@njit(nogil=True)
+def _count(block, base, p, state, weight):
+    """Count one more occurrence of the contexts ending in `state`, reached from `p`; longest first."""
+    for _ in range(DEPTH):
+        at = base + STATE_WORDS * state
+        link = np.int64(block[at + LINK])
+        block[at + COUNT] += weight
+        if link == 0:
+            return
+        shorter = block[base + STATE_WORDS * link + LENGTH]
+        while p != 0 and block[base + STATE_WORDS * p + LENGTH] >= shorter:
+            _prefer(block, base, p, state)
+            p = np.int64(block[base + STATE_WORDS * p + LINK])
+        state = link
+    block[CUT] = 1
+
+
+@njit(nogil=True, cache=True)
+def init(address, units):
+    """Turn a zeroed block into an empty tree."""
+    block = _pointer(address)
+    block[CAPACITY] = units
+    block[SLOTS] = (units + units // 8 + 16) // 2 * 2
+    block[STATES] = ROOT + 1
+
+
+@njit(nogil=True, cache=True)
+def build(address, tokens, bounds, weights, delta, pending):
+    """Add finished sequences tokens[bounds[i]:bounds[i+1]]; counts are exact afterwards.
+
+    `delta` and `pending` are zeroed scratch, one word for each state the block has room for.
+    """
+    block = _pointer(address)
+    base = _base(block)
+    for i in range(bounds.size - 1):
+        state = np.int64(ROOT)
+        block[UNITS] += 1
+        for j in range(bounds[i], bounds[i + 1]):
+            state = _extend(block, base, state, tokens[j])
+            delta[state] += weights[i]
+        block[UNITS] += bounds[i + 1] - bounds[i]
+        block[TOKENS] += bounds[i + 1] - bounds[i]
+    states = np.int64(block[STATES])
+    for s in range(ROOT + 1, states):
+        pending[block[base + STATE_WORDS * s + LINK]] += 1
+    # A state is passed on to its shorter contexts once all longer ones arrived in it.
+    for s in range(ROOT + 1, states):
+        t = np.int64(s)
+        while pending[t] == 0:
+            pending[t] = -1
+            at = base + STATE_WORDS * t
+            block[at + COUNT] += delta[t]
+            t_delta = delta[t]
+            t = np.int64(block[at + LINK])
+            if t == 0:
+                break
+            delta[t] += t_delta
+            pending[t] -= 1
+    for s in range(ROOT, states):
+        target = np.int64(block[base + STATE_WORDS * s + NEXT])
+        if target != 0:
+            _prefer(block, base, s, target)
+    for i in range(np.int64(block[SLOTS])):
+        slot = HEADER + SLOT_WORDS * i
+        if block[slot] != 0:
+            _prefer(block, base, np.int64(block[slot]), np.int64(block[slot + 2]))
+
+
+@njit(nogil=True, cache=True)
+def move(source, target):
+    """Copy a tree into a larger, initialised block."""
+    a = _pointer(source)
+    b = _pointer(target)
+    a_base = _base(a)
+    b_base = _base(b)
+    for i in (STATES, UNITS, TOKENS, CUT):
+        b[i] = a[i]
+    for i in range(STATE_WORDS * np.int64(a[STATES])):
+        b[b_base + i] = a[a_base + i]
+    for s in range(np.int64(a[STATES])):
+        b[b_base + STATE_WORDS * s + EXTRA] = 0
+    for i in range(np.int64(a[SLOTS])):
+        slot = HEADER + SLOT_WORDS * i
+        if a[slot] != 0:
+            _connect(b, b_base, np.int64(a[slot]), a[slot + 1], np.int64(a[slot + 2]))
+
+
+@njit(nogil=True)
+def _context(block, base, row):
+    """State and length of the longest suffix of a row's sequence that also occurs elsewhere in the tree."""
+    state = np.int64(row[STATE])
+    if row[MATCH] >= 0:
+        return state, np.int64(row[MATCH])
+    at = base + STATE_WORDS * state
+    # A sequence as a whole can only occur elsewhere in other sequences, which would be counted.
+    if block[at + COUNT] == row[WEIGHT]:
+        state = np.int64(block[at + LINK])
+    return state, np.int64(block[base + STATE_WORDS * state + LENGTH])
+
+
+@njit(nogil=True)
+def _match(block, base, state, length, token):
+    """Longest suffix of (the last `length` tokens of `state`) + token that is in the tree."""
+    while True:
+        target = _follow(block, base, state, token)
+        if target != 0:
+            return target, length + 1
+        state = np.int64(block[base + STATE_WORDS * state + LINK])
+        if state == 0:
+            return np.int64(ROOT), np.int64(0)
+        length = np.int64(block[base + STATE_WORDS * state + LENGTH])
+
+
+@njit(nogil=True, cache=True)
+def advance(addresses, trees, rows, which, tokens, bounds, done):
+    """Feed tokens[bounds[i] + done[i] : bounds[i + 1]] to row which[i]; `done` counts what was taken.
+
+    Returns the number of rows that stopped because their tree is full, or -1 - j and changes nothing if
+    tokens[j] is no token id. Rows without a tree take everything and do nothing.
+    """
+    for j in range(tokens.size):
+        if tokens[j] < 0 or tokens[j] == 2147483647:
+            return -1 - j
+    stopped = 0
+    for i in range(which.size):
+        r = which[i]
+        first = bounds[i] + done[i]
+        done[i] = bounds[i + 1] - bounds[i]
+        if addresses[trees[r]] == 0:
+            continue
+        block = _pointer(addresses[trees[r]])
+        base = _base(block)
+        row = rows[r]
+        for j in range(first, bounds[i + 1]):
+            if row[MATCH] < 0:
+                last = np.int64(row[STATE])
+                units = 2 if last == ROOT else 1
+                if block[UNITS] + units <= block[CAPACITY]:
+                    new = _extend(block, base, last, tokens[j])
+                    _count(block, base, last, new, row[WEIGHT])
+                    row[STATE] = new
+                    block[UNITS] += units
+                    block[TOKENS] += 1
+                    continue
+                if block[FROZEN] == 0:
+                    done[i] = j - bounds[i]
+                    stopped += 1
+                    break
+                row[STATE], row[MATCH] = _context(block, base, row)
+            row[STATE], row[MATCH] = _match(
+                block, base, np.int64(row[STATE]), np.int64(row[MATCH]), tokens[j]
+            )
+    return stopped
+
+
+@njit(nogil=True, cache=True)
+def propose(addresses, trees, rows, which, budgets, min_prob, out_tokens, out_probs, out_counts):
+    """Draft at most budgets[i] tokens for row which[i]; returns the number of drafted tokens."""
+    total = 0
+    for i in range(which.size):
+        r = which[i]
+        out_counts[i] = 0
+        if budgets[i] <= 0 or addresses[trees[r]] == 0:
+            continue
+        block = _pointer(addresses[trees[r]])
+        base = _base(block)
+        state = _context(block, base, rows[r])[0]
+        own = rows[r, WEIGHT] if rows[r, MATCH] < 0 else 0
+        prob = 1.0
+        n = 0
+        while n < budgets[i] and state > ROOT:
+            at = base + STATE_WORDS * state
+            target = np.int64(block[at + BEST])
+            if target == 0:
+                state = np.int64(block[at + LINK])
+                continue
+            at_target = base + STATE_WORDS * target
+            prob *= min(1.0, block[at_target + COUNT] / max(1, block[at + COUNT] - own))
+            if prob < min_prob:
+                break
+            out_tokens[i, n] = block[at_target + TOKEN]
+            out_probs[i, n] = prob
+            n += 1
+            own = 0
+            state = target
+        out_counts[i] = n
+        total += n
+    return total
+
+
+@njit(nogil=True, cache=True)
+def context(address, row):
+    """Length of the match a row drafts from."""
+    block = _pointer(address)
+    return _context(block, _base(block), row)[1]
+
+
+@njit(nogil=True, cache=True)
+def find(address, tokens):
+    """State of a string, 0 if it does not occur."""
+    block = _pointer(address)
+    base = _base(block)
+    state = np.int64(ROOT)
+    for token in tokens:
+        state = _follow(block, base, state, token)
+        if state == 0:
+            break
+    return state

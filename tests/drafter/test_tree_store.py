@@ -1,0 +1,277 @@
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from das_verl.drafter import SuffixTree, TreeStore
+from das_verl.drafter import _kernels as k
+from das_verl.drafter.tree import Block
+
+
+def rollouts(seed, problems=6, samples=6, n=400):
+    """Noisy copies of one text for each problem."""
+    rng = np.random.default_rng(seed)
+    history = {}
+    for p in range(problems):
+        text = rng.integers(0, 200, n)
+        history[b"p%d" % p] = [
+            np.where(rng.random(n) < 0.1, rng.integers(0, 200, n), text).astype(np.int32)
+            for _ in range(samples)
+        ]
+    return history
+
+
+def decode(store, history, seed=0, budget=8):
+    """Run the last trajectory of each problem as two requests at once; return all drafts and their use."""
+    rng = np.random.default_rng(seed)
+    texts = [t[-1] for t in history.values() for _ in range(2)]
+    requests = [store.open(key, texts[2 * i][:3]) for i, key in enumerate(history) for _ in range(2)]
+    position = [3] * len(requests)
+    drafts, accepted = [], 0
+    while True:
+        rows = [i for i, p in enumerate(position) if p < len(texts[i])]
+        if not rows:
+            break
+        rng.shuffle(rows)
+        proposed = store.propose([requests[i] for i in rows], [budget] * len(rows))
+        fed = []
+        for i, draft in zip(rows, proposed, strict=True):
+            rest = texts[i][position[i] :]
+            n = 0
+            while n < min(len(draft), len(rest)) and draft[n] == rest[n]:
+                n += 1
+            accepted += n
+            fed.append(rest[: n + 1])
+            position[i] += len(fed[-1])
+            drafts.append(draft)
+        store.advance([requests[i] for i in rows], np.concatenate(fed), [len(f) for f in fed])
+    for request in requests:
+        store.close(request)
+        store.close(request)
+    return drafts, accepted
+
+
+def test_batched_calls_equal_single_cursors():
+    history = rollouts(0)
+    store = TreeStore()
+    store.begin_step(history)
+    assert store.wait()
+    keys = list(history)
+    requests = [store.open(key, history[key][0][:2]) for key in keys]
+    cursors = []
+    for key in keys:
+        tree = SuffixTree()
+        for t in history[key]:
+            tree.add(t)
+        cursors.append(tree.cursor(tree.open(history[key][0][:2])))
+    rng = np.random.default_rng(0)
+    position = 2
+    for _ in range(30):
+        counts = rng.integers(0, 5, len(keys))
+        fed = [history[key][0][position : position + n] for key, n in zip(keys, counts, strict=True)]
+        store.advance(requests, np.concatenate(fed), counts)
+        budgets = rng.integers(0, 9, len(keys))
+        proposed = store.propose(requests, budgets)
+        for cursor, tokens, budget, draft in zip(cursors, fed, budgets, proposed, strict=True):
+            cursor.advance(tokens)
+            assert draft.dtype == np.int32
+            assert draft.tolist() == cursor.draft(int(budget)).token_ids.tolist()
+
+
+def test_history_helps_and_siblings_help():
+    history = rollouts(1)
+    store = TreeStore()
+    store.begin_step(history)
+    store.wait()
+    drafts, accepted = decode(store, history)
+    assert accepted > 0.8 * 12 * 390
+    stats = store.stats()
+    assert (stats.requests, stats.requests_with_history) == (12, 12)
+    assert stats.drafted == sum(map(len, drafts))
+    store.begin_step({})
+    decode(store, history)
+    drafts, accepted = decode(store, history)
+    assert accepted > 0.8 * 12 * 390
+    assert store.stats().requests_with_history == 12
+
+
+def test_open_never_waits_and_catches_up(monkeypatch):
+    release = threading.Event()
+    build = Block.build
+    monkeypatch.setattr(Block, "build", lambda self, *a: (release.wait(), build(self, *a))[1])
+    store = TreeStore()
+    start = time.perf_counter()
+    store.begin_step({"a": [[1, 2, 3, 4, 5, 6, 7]]})
+    request = store.open("a", [1])
+    store.advance([request], [2, 3], [2])
+    assert store.propose([request], [4])[0].size == 0
+    assert not store.wait(0.01)
+    assert time.perf_counter() - start < 2
+    release.set()
+    assert store.wait()
+    assert store.propose([request], [2])[0].tolist() == [4, 5]
+    assert store.stats().num_tokens == 10
+
+
+def test_window_keeps_the_newest():
+    store = TreeStore(window=2)
+    store.begin_step({"a": [[1, 2], [1, 3], [1, 4, 5]]})
+    store.wait()
+    assert store.stats().num_tokens == 5
+    assert store.propose([store.open("a", [1])], [1])[0].tolist() == [3]
+
+
+def test_end_step_closes_and_late_calls_are_harmless():
+    store = TreeStore()
+    store.begin_step({"a": [[1, 2, 3]]})
+    store.wait()
+    request = store.open("a", [1])
+    store.end_step()
+    store.end_step()
+    assert store.propose([request], [3])[0].size == 0
+    store.advance([request], [2], [1])
+    store.close(request)
+    assert store.stats().num_trees == 0
+    other = store.open("a", [1])
+    assert store.propose([other], [3])[0].size == 0
+
+
+def test_many_requests_reuse_their_slots():
+    store = TreeStore()
+    store.begin_step({"a": [[1, 2, 3]]})
+    store.wait()
+    for _ in range(300):
+        requests = [store.open("a", [1]) for _ in range(100)]
+        for request in requests:
+            store.close(request)
+    assert len(store._rows) == 128
+    assert not store._open
+
+
+@pytest.mark.parametrize("tokens", [[1, -1], [2**31 - 1]])
+def test_bad_ids_change_nothing(tokens):
+    store = TreeStore()
+    store.begin_step({"a": [[1, 2, 3]]})
+    store.wait()
+    request = store.open("a", [1])
+    before = store.stats()
+    with pytest.raises(ValueError, match="token ids"):
+        store.advance([request], tokens, [len(tokens)])
+    with pytest.raises(ValueError, match="counts"):
+        store.advance([request], [1, 2], [1])
+    with pytest.raises(ValueError, match="token ids"):
+        store.begin_step({"a": [tokens]})
+    assert store.stats() == before
+    assert store.propose([request], [1])[0].tolist() == [2]
+
+
+def test_cap_keeps_the_newest_of_every_problem():
+    history = {i: [np.full(1000, j, np.int32) for j in range(8)] for i in range(4)}
+    cap = 4 * Block.size(3000)
+    store = TreeStore(max_bytes=cap)
+    store.begin_step(history)
+    store.wait()
+    stats = store.stats()
+    assert stats.tree_bytes <= cap
+    assert stats.num_trees == 4
+    assert stats.dropped_tokens + stats.num_tokens == 32_000
+    for i in range(4):
+        assert store.propose([store.open(i, [7])], [1])[0].tolist() == [7]
+
+
+@pytest.mark.parametrize("cap", [0, 1000, 200_000, 1_000_000])
+def test_cap_holds_while_requests_run(cap):
+    store = TreeStore(max_bytes=cap)
+    history = rollouts(3, problems=3)
+    store.begin_step(history)
+    store.wait()
+    rng = np.random.default_rng(0)
+    requests = [store.open(key) for key in [*history, "new", "newer"] for _ in range(3)]
+    for _ in range(40):
+        store.advance(requests, rng.integers(0, 2**20, 30 * len(requests)), [30] * len(requests))
+        assert sum(len(b.words) * 4 for b in store._step.blocks if b) <= cap
+        store.propose(requests, [4] * len(requests))
+    if cap:
+        assert store.stats().frozen_trees or store.stats().num_trees < 5
+    # A frozen tree still matches what it knows.
+    if cap == 1_000_000:
+        text = history[b"p0"][0]
+        store.advance([requests[0]], text[:50], [50])
+        assert store.propose([requests[0]], [4])[0].tolist() == text[50:54].tolist()
+    for block in store._step.blocks:
+        if block:
+            from das_verl.drafter._check import check_words
+
+            check_words(block.words)
+
+
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_memory_returns_to_the_baseline():
+    store = TreeStore()
+    history = rollouts(4, problems=20, samples=8, n=1000)
+    after = []
+    for step in range(6):
+        store.begin_step(history)
+        store.wait()
+        decode(store, dict(list(history.items())[:3]), seed=step)
+        peak = rss()
+        store.end_step()
+        after.append(rss())
+        assert store.stats().tree_bytes == 0
+        assert peak - after[-1] > 8e6
+    assert max(after[1:]) - min(after[1:]) < 3e6
+
+
+def digest(threads):
+    history = rollouts(5)
+    store = TreeStore(min_prob=0.2)
+    sha = hashlib.sha256()
+    for step in range(2):
+        store.begin_step(history, threads=threads)
+        store.wait()
+        for draft in decode(store, history, seed=step)[0]:
+            sha.update(draft.tobytes() + b"|")
+    return sha.hexdigest()
+
+
+def test_same_bytes_whatever_hash_seed_and_threads():
+    seen = set()
+    for seed, threads in (("0", 1), ("1", 2), ("77", 4)):
+        code = f"import test_tree_store as t; print(t.digest({threads}))"
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env=env | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seen.add(run.stdout.strip())
+    assert len(seen) == 1
+    assert seen == {digest(2)}
+
+
+def test_import_needs_numpy_and_numba_only():
+    code = (
+        "import sys; import das_verl.drafter; "
+        "print([m for m in ('torch', 'vllm', 'verl', 'ray', 'transformers', 'pandas') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_free_block_is_an_empty_tree():
+    block = Block(10)
+    assert block.words[k.STATES] == 2
+    assert block.nbytes < Block.size(10)
