@@ -71,6 +71,7 @@ class _Step:
     addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     jobs: deque = field(default_factory=deque)
     threads: list[threading.Thread] = field(default_factory=list)
+    histories: int = 0  # trees 1 to this one were built from history
     reserved: int = 0
     build_s: float = 0.0
     error: BaseException | None = None
@@ -158,6 +159,7 @@ class TreeStore:
             capacity = n + int(n * slack)
             step.reserved += Block.size(capacity)
             step.jobs.append((step.index[key], capacity, newest[key]))
+        step.histories = len(units)
         step.addresses = np.zeros(len(step.blocks) + 64, np.int64)
         for _ in range(min(threads, len(step.jobs))):
             thread = threading.Thread(target=_build, args=(step,), name="das-build", daemon=True)
@@ -201,7 +203,7 @@ class TreeStore:
         self._rows[request.slot, : k.WEIGHT + 1] = k.ROOT, -1, 1
         self._trees[request.slot] = 0
         self._totals["requests"] += 1
-        self._totals["requests_with_history"] += key in self._step.index
+        self._totals["requests_with_history"] += 0 < self._step.index.get(key, 0) <= self._step.histories
         self._waiting[request] = [tail.copy()]
         self._catch_up()
         return request
