@@ -22,7 +22,7 @@ def check_words(words: NDArray[np.int32]) -> None:
     assert n <= 2 * units + 2, "more states than the tokens allow"
     state = words[base : base + k.STATE_WORDS * n].reshape(n, k.STATE_WORDS).astype(np.int64)
     table = words[:base].reshape(-1, k.SLOT_WORDS).astype(np.int64)
-    length, link, count, best, first, token, extra = state[:, :7].T
+    length, link, count, best, first, token, extra, best_count = state.T
     assert not state[0].any(), "state 0 means none"
     assert not words[base + k.STATE_WORDS * n :].any(), "dirt behind the states"
     used = np.flatnonzero(table[k.HEADER // k.SLOT_WORDS :, 0])
@@ -79,3 +79,4 @@ def check_words(words: NDArray[np.int32]) -> None:
         top[s] = min(top.get(s, (1, 0, 0)), (-int(count[t]), tok, t))
     for s in range(k.ROOT, n):
         assert best[s] == top.get(s, (0, 0, 0))[2], "best continuation"
+        assert best_count[s] == count[best[s]], "count of the best continuation"

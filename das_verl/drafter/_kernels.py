@@ -23,7 +23,7 @@ STATES, CAPACITY, UNITS, SLOTS, USED_SLOTS, TOKENS, CUT, FROZEN = range(
     8
 )  # header words; CAPACITY is in units
 SLOT_WORDS, STATE_WORDS = 4, 8
-LENGTH, LINK, COUNT, BEST, NEXT, TOKEN, EXTRA = range(7)  # fields of a state
+LENGTH, LINK, COUNT, BEST, NEXT, TOKEN, EXTRA, BEST_COUNT = range(8)  # fields of a state
 ROOT = 1
 
 # A verified token updates the counts of at most this many contexts, longest first (see `tree`).
@@ -125,6 +125,7 @@ def _split(block, base, source, token, old):
     block[b + LINK] = block[a + LINK]
     block[b + COUNT] = block[a + COUNT]
     block[b + BEST] = block[a + BEST]
+    block[b + BEST_COUNT] = block[a + BEST_COUNT]
     block[b + NEXT] = block[a + NEXT]
     slot = np.int64(block[a + EXTRA]) * SLOT_WORDS
     while slot != 0:
@@ -176,18 +177,18 @@ def _extend(block, base, last, token):
 @njit(nogil=True)
 def _prefer(block, base, state, target):
     """Make `target` the best continuation of `state` if it is more frequent, or as frequent and smaller."""
-    at = base + STATE_WORDS * state + BEST
-    best = np.int64(block[at])
-    if best == target:
-        return
+    at = base + STATE_WORDS * state
     a = base + STATE_WORDS * target
-    b = base + STATE_WORDS * best
+    count = block[a + COUNT]
+    best = np.int64(block[at + BEST])
+    # BEST_COUNT spares a visit of the best continuation, except on a tie.
     if (
-        best == 0
-        or block[a + COUNT] > block[b + COUNT]
-        or (block[a + COUNT] == block[b + COUNT] and block[a + TOKEN] < block[b + TOKEN])
+        best == target
+        or count > block[at + BEST_COUNT]
+        or (count == block[at + BEST_COUNT] and block[a + TOKEN] < block[base + STATE_WORDS * best + TOKEN])
     ):
-        block[at] = target
+        block[at + BEST] = target
+        block[at + BEST_COUNT] = count
 
 
 @njit(nogil=True)

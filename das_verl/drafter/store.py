@@ -224,8 +224,9 @@ class TreeStore:
         """
         flat = _vector(tokens)
         bounds = np.zeros(len(requests) + 1, np.int64)
-        np.cumsum(counts, out=bounds[1:])
-        if bounds[-1] != flat.size or np.any(np.diff(bounds) < 0):
+        steps = np.asarray(counts, np.int64)
+        np.cumsum(steps, out=bounds[1:])
+        if bounds[-1] != flat.size or steps.min(initial=0) < 0:
             raise ValueError(f"counts must be non-negative and add up to the {flat.size} tokens given")
         self._catch_up()
         self._advance(_slots(requests), flat, bounds)
