@@ -1,0 +1,75 @@
+"""The ``das:`` section of a verl config: its fields, their ranges, and what does not go together with it.
+
+The defaults and what each key means to a user stand in ``configs/das/on.yaml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work, in one line: what is wrong, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class DasConfig:
+    """The ``das:`` section. See ``configs/das/on.yaml`` for what each field means."""
+
+    window: int
+    max_draft: int
+    verify_tokens: int
+    min_prob: float
+    prompt_tail: int
+    history_gb: float
+    tree_gb: float
+    build_threads: int
+
+    @classmethod
+    def parse(cls, section: Mapping[str, Any]) -> DasConfig:
+        """Check a ``das:`` section and return it.
+
+        Parameters
+        ----------
+        section : mapping
+            Every field of this class, and nothing else.
+
+        Raises
+        ------
+        ConfigError
+            On an unknown or missing key, a wrong type or a value out of range.
+        """
+        known = {f.name: f.type for f in fields(cls)}
+        for key in section:
+            if key not in known:
+                raise ConfigError(f"das.{key} is not a setting; the settings are {', '.join(known)}")
+        values: dict[str, Any] = {}
+        for name, kind in known.items():
+            if name not in section:
+                raise ConfigError(f"das.{name} is missing; start from +das=on, which sets every key")
+            value = section[name]
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if kind == "int" and not whole:
+                raise ConfigError(f"das.{name}={value!r} must be a whole number")
+            if kind == "float" and not (whole or isinstance(value, float)):
+                raise ConfigError(f"das.{name}={value!r} must be a number")
+            low, high = _RANGES[name]
+            if not low <= value <= high:
+                raise ConfigError(f"das.{name}={value} is out of range; it must lie in [{low}, {high}]")
+            values[name] = value
+        return cls(**values)
+
+
+# 128 is the most draft tokens that vLLM's rejection sampler takes for a request (MAX_SPEC_LEN).
+_RANGES: dict[str, tuple[float, float]] = {
+    "window": (1, 4096),
+    "max_draft": (1, 128),
+    "verify_tokens": (1, 1 << 20),
+    "min_prob": (0.0, 1.0),
+    "prompt_tail": (0, 4096),
+    "history_gb": (1e-6, 1e4),
+    "tree_gb": (1e-6, 1e4),
+    "build_threads": (1, 256),
+}

@@ -1,0 +1,1 @@
+"""Adapters to vLLM: the proposer, its worker extension, and guarded fixes."""

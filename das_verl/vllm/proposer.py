@@ -1,0 +1,243 @@
+"""vLLM's ``custom_class`` proposer: drafts for a whole batch from the trees of the current step.
+
+vLLM builds one :class:`Proposer` in each worker process and calls :meth:`Proposer.propose` after every engine step.
+:class:`das_verl.vllm.worker.DrafterExtension` carries everything else to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from das_verl.config import DasConfig
+from das_verl.drafter import TreeStore
+from das_verl.drafter.store import Request
+from das_verl.scheduling import draft_budget
+
+# Engine steps between two insertions of verified tokens while nobody drafts: rare enough to cost nothing,
+# often enough that a finished sibling leaves nearly all of its tokens in the tree.
+_SYNC_EVERY = 16
+
+
+class Proposer:
+    """Drafts from each tagged request's tree.
+
+    A request is tagged by ``SamplingParams.extra_args["das"]``, the key of its prompt; others are left alone.
+
+    Parameters
+    ----------
+    vllm_config : VllmConfig
+        ``additional_config["das"]`` holds the ``das:`` section.
+
+    Raises
+    ------
+    ConfigError
+        If the section is missing or wrong.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = DasConfig.parse((vllm_config.additional_config or {}).get("das", {}))
+        self._max_draft = min(self._config.max_draft, vllm_config.speculative_config.num_speculative_tokens)
+        self._max_model_len = vllm_config.model_config.max_model_len
+        self._store = TreeStore(
+            window=self._config.window,
+            max_bytes=int(self._config.tree_gb * 1e9),
+            min_prob=self._config.min_prob,
+        )
+        self._runner: Any = None
+        self._requests: dict[str, Request] = {}
+        self._batch: list[str] = []
+        self._rows = np.empty(0, np.int64)
+        self._batch_requests: list[Request] = []
+        # By Request.slot: tokens seen, length at which the request ends, tokens drafted last; drafted, accepted,
+        # verified in all.
+        self._seen = np.zeros(64, np.int64)
+        self._end = np.zeros(64, np.int64)
+        self._last = np.zeros(64, np.int32)
+        self._tally = np.zeros((64, 3), np.int64)
+        self._reset_counts()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Check, when vLLM loads its models, that drafts cannot change what is sampled.
+
+        Raises
+        ------
+        RuntimeError
+            On a CPU whose vLLM build has the fault that :mod:`das_verl.vllm.fixes` mends, unmended.
+        """
+        from vllm.platforms import current_platform
+
+        from das_verl.vllm.fixes import sampling_is_lossless
+
+        if current_platform.is_cpu() and not sampling_is_lossless():
+            raise RuntimeError(
+                "this vLLM samples wrongly with speculation on a CPU, and das-verl's fix is not loaded; "
+                "unset VLLM_PLUGINS or add das_verl to it"
+            )
+
+    def attach(self, runner: Any) -> None:
+        """Take the model runner, which knows the request ids behind the rows of a batch."""
+        self._runner = runner
+
+    def begin_step(self, history: Mapping[Any, Sequence[Any]]) -> None:
+        """Start building the step's trees from the trajectories of each prompt key; returns at once."""
+        self._forget_requests()
+        self._store.begin_step(history, threads=self._config.build_threads)
+
+    def end_step(self) -> dict[str, Any]:
+        """Release the trees and return the counts since the last call, in plain types for the RPC."""
+        stats = self._store.stats()
+        self._forget_requests()
+        self._store.end_step()
+        counts = {
+            "requests": self._finished,
+            "with_history": stats.requests_with_history - self._before.requests_with_history,
+            "draft_s": self._draft_s,
+            "build_s": stats.build_s - self._before.build_s,
+            "tree_bytes": stats.tree_bytes,
+            "tokens": self._tokens,
+            "steps": self._steps,
+        }
+        self._reset_counts()
+        return counts
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Draft for every row of the batch; called by vLLM after each engine step.
+
+        Parameters
+        ----------
+        sampled_token_ids : list of list of int
+            The verified tokens of each row; none for a row whose prompt is not finished.
+        num_tokens_no_spec : ndarray of int, shape (at least rows,)
+            Tokens of each row, prompt and verified.
+        token_ids_cpu : ndarray of int32, shape (at least rows, max_model_len)
+            The tokens themselves.
+        slot_mappings : unused
+
+        Returns
+        -------
+        list of list of int
+            Drafted tokens of each row, possibly none.
+        """
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if self._runner is None:
+            return drafts
+        start = time.perf_counter()
+        self._clock += 1
+        budget = draft_budget(len(sampled_token_ids), self._config.verify_tokens, self._max_draft)
+        if budget or self._clock % _SYNC_EVERY == 0:
+            self._match_rows(token_ids_cpu)
+            sampled = np.fromiter(map(bool, sampled_token_ids), bool, len(sampled_token_ids))
+            active = sampled[self._rows]
+            if active.any():
+                requests = [r for r, on in zip(self._batch_requests, active.tolist(), strict=True) if on]
+                rows = self._rows[active]
+                slots = np.fromiter((r.slot for r in requests), np.int32, len(requests))
+                lengths = num_tokens_no_spec[rows].astype(np.int64)
+                self._insert(requests, rows, slots, lengths, token_ids_cpu)
+                if budget:
+                    self._draft(rows, slots, lengths, budget, drafts)
+        self._draft_s += time.perf_counter() - start
+        return drafts
+
+    def _match_rows(self, token_ids_cpu: np.ndarray) -> None:
+        """Bring ``_rows`` and ``_batch_requests`` up to date with the rows that vLLM has now."""
+        req_ids = self._runner.input_batch.req_ids
+        if req_ids == self._batch:
+            return
+        states = self._runner.requests
+        for req_id in [r for r in self._requests if r not in states]:
+            self._close(req_id)
+        rows, requests = [], []
+        for row, req_id in enumerate(req_ids):
+            request = self._requests.get(req_id)
+            if request is None:
+                request = self._open(req_id, states[req_id], row, token_ids_cpu)
+            if request is not None:
+                rows.append(row)
+                requests.append(request)
+        self._batch = list(req_ids)
+        self._rows = np.array(rows, np.int64)
+        self._batch_requests = requests
+
+    def _open(self, req_id: str, state: Any, row: int, token_ids_cpu: np.ndarray) -> Request | None:
+        params = state.sampling_params
+        key = ((params and params.extra_args) or {}).get("das")
+        if key is None:
+            return None
+        prompt = int(state.num_prompt_tokens)
+        tail = token_ids_cpu[row, max(0, prompt - self._config.prompt_tail) : prompt]
+        request = self._requests[req_id] = self._store.open(key, tail)
+        slot = request.slot
+        while slot >= len(self._seen):
+            self._seen, self._end, self._last, self._tally = (
+                np.concatenate([a, np.zeros_like(a)]) for a in (self._seen, self._end, self._last, self._tally)
+            )
+        self._seen[slot] = prompt
+        self._end[slot] = min(self._max_model_len, prompt + (params.max_tokens or self._max_model_len))
+        self._last[slot] = 0
+        self._tally[slot] = 0
+        return request
+
+    def _insert(
+        self,
+        requests: list[Request],
+        rows: np.ndarray,
+        slots: np.ndarray,
+        lengths: np.ndarray,
+        token_ids_cpu: np.ndarray,
+    ) -> None:
+        """Insert the tokens verified since the last time, and count what became of the last drafts."""
+        seen = self._seen[slots]
+        new = np.maximum(lengths - seen, 0)
+        offsets = np.cumsum(new) - new
+        columns = np.arange(int(new.sum())) + np.repeat(seen - offsets, new)
+        self._store.advance(requests, token_ids_cpu[np.repeat(rows, new), columns], new)
+        self._seen[slots] = seen + new
+        self._tokens += int(new.sum())
+        last = self._last[slots]
+        verified = (last > 0) & (new > 0)
+        self._steps += int(np.where(verified, 1, new).sum())
+        self._tally[slots] += np.where(
+            verified[:, None], np.stack([last, np.minimum(new - 1, last), np.ones_like(last)], axis=1), 0
+        )
+        self._last[slots] = 0
+
+    def _draft(
+        self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray, budget: int, drafts: list[list[int]]
+    ) -> None:
+        # A step yields its draft and one token more, so the last token of a request needs no draft.
+        budgets = np.clip(self._end[slots] - lengths - 1, 0, budget).astype(np.int32)
+        tokens = np.empty((len(slots), budget), np.int32)
+        counts = np.empty(len(slots), np.int32)
+        if self._store.propose_into(slots, budgets, tokens, counts):
+            for i in np.flatnonzero(counts).tolist():
+                drafts[rows[i]] = tokens[i, : counts[i]].tolist()
+            self._last[slots] = counts
+
+    def _close(self, req_id: str) -> None:
+        request = self._requests.pop(req_id)
+        self._finished.append(self._tally[request.slot].tolist())
+        self._store.close(request)
+
+    def _forget_requests(self) -> None:
+        for req_id in list(self._requests):
+            self._close(req_id)
+        self._batch = []
+        self._rows = np.empty(0, np.int64)
+        self._batch_requests = []
+
+    def _reset_counts(self) -> None:
+        self._before = self._store.stats()
+        self._finished: list[list[int]] = []
+        self._draft_s = 0.0
+        self._tokens = self._steps = self._clock = 0

@@ -1,0 +1,54 @@
+"""The calls that reach the drafter inside a vLLM worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def pack_history(history: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
+    """Lay out trajectories by key in plain types that every RPC layer carries: str, int, bytes.
+
+    Parameters
+    ----------
+    history : mapping of str to sequence of int32 arrays
+        Trajectories of each prompt key, oldest first.
+    """
+    trajectories = [t for ts in history.values() for t in ts]
+    return {
+        "keys": list(history),
+        "counts": [len(ts) for ts in history.values()],
+        "lengths": [len(t) for t in trajectories],
+        "tokens": b"".join(np.ascontiguousarray(t, dtype=np.int32).tobytes() for t in trajectories),
+    }
+
+
+def unpack_history(packed: Mapping[str, Any]) -> dict[str, list[np.ndarray]]:
+    """Undo :func:`pack_history`."""
+    tokens = np.frombuffer(packed["tokens"], dtype=np.int32)
+    trajectories = iter(np.split(tokens, np.cumsum(packed["lengths"])[:-1]) if packed["lengths"] else [])
+    return {k: [next(trajectories) for _ in range(n)] for k, n in zip(packed["keys"], packed["counts"], strict=True)}
+
+
+class DrafterExtension:
+    """vLLM worker extension (``worker_extension_cls``) whose methods answer ``collective_rpc``.
+
+    Every name starts with ``das_``: vLLM refuses an extension that shadows a method of its worker.
+    """
+
+    model_runner: Any
+    device: Any
+
+    def das_attach(self) -> None:
+        """Hand the model runner to the drafter, which cannot draft before; call it once the engine is up."""
+        self.model_runner.drafter.attach(self.model_runner)
+
+    def das_begin_step(self, packed: dict[str, Any]) -> None:
+        """Start building the trees of a step from :func:`pack_history`'s layout; returns at once."""
+        self.model_runner.drafter.begin_step(unpack_history(packed))
+
+    def das_end_step(self) -> dict[str, Any]:
+        """Release the trees of the step and return its counts."""
+        return self.model_runner.drafter.end_step()
