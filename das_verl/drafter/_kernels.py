@@ -19,9 +19,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 HEADER = 16
-STATES, CAPACITY, UNITS, SLOTS, USED_SLOTS, TOKENS, CUT, FROZEN = range(
-    8
-)  # header words; CAPACITY is in units
+STATES, CAPACITY, UNITS, SLOTS, USED_SLOTS, TOKENS, CUT, FROZEN = range(8)  # header words; CAPACITY is in units
 SLOT_WORDS, STATE_WORDS = 4, 8
 LENGTH, LINK, COUNT, BEST, NEXT, TOKEN, EXTRA, BEST_COUNT = range(8)  # fields of a state
 ROOT = 1
@@ -30,8 +28,16 @@ ROOT = 1
 DEPTH = 64
 
 # Fields of a sequence row.
-STATE, MATCH, WEIGHT = range(3)
+STATE, MATCH, WEIGHT, MODEL = range(4)
 ROW_WORDS = 4
+
+# The acceptance model: a logistic function of these features of a token and the contexts it is drafted from.
+CONTEXTS = 4  # the longest ones are looked at
+CANDIDATES = 3  # of these the best continuations are compared
+FEATURES = 7
+LEARNT = 32  # positions of a draft that are learnt from
+RATE_START, RATE_DECAY = 0.6, 0.95
+_LOG = np.log1p(np.arange(4096))
 
 _K1 = np.uint64(0x9E3779B97F4A7C15)
 _K2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -304,17 +310,118 @@ def _match(block, base, state, length, token):
         length = np.int64(block[base + STATE_WORDS * state + LENGTH])
 
 
+@njit(nogil=True)
+def _features(block, base, state, length, own, token, rate, out):
+    """Features of `token` after `state`, of which `length` tokens match and `own` counts are void.
+
+    A constant, the token's share blended over contexts (each counts as one more observation for the next
+    longer one) and its share in the shortest of them, both as log odds, the logarithms of the two longest
+    contexts' lengths, the request's recent hit rate, and its product with the first of them.
+    """
+    target = _follow(block, base, state, token)
+    share = 0.0
+    left = 1.0
+    odds = 1.0
+    first = min(length, _LOG.size - 1)
+    second = np.int64(0)
+    for i in range(CONTEXTS):
+        at = base + STATE_WORDS * state
+        count = block[base + STATE_WORDS * target + COUNT]  # state 0 has none
+        total = max(count, block[at + COUNT] - own)
+        left /= total + 1.0
+        share += left * count
+        odds = (count + 0.5) / (total - count + 0.5)
+        if i == 1:
+            second = min(np.int64(block[at + LENGTH]), _LOG.size - 1)
+        state = np.int64(block[at + LINK])
+        if state <= ROOT:
+            break
+        if target == 0:
+            target = _follow(block, base, state, token)
+            continue
+        # The token after the next shorter context leads to the same state or to its link.
+        link = np.int64(block[base + STATE_WORDS * target + LINK])
+        if block[base + STATE_WORDS * link + LENGTH] > block[base + STATE_WORDS * state + LENGTH]:
+            target = link
+    out[0] = 1.0
+    out[1] = np.log(share / (1.0 - share))
+    out[2] = np.log(odds)
+    out[3] = _LOG[first]
+    out[4] = _LOG[second]
+    out[5] = rate
+    out[6] = rate * _LOG[first]
+
+
+@njit(nogil=True)
+def _choose(block, base, state, length, own, rate, model, out, spare):
+    """The likeliest among the best continuations of the longest contexts.
+
+    Returns the token, its score, and the state and match length after it; its features are in `out`.
+    """
+    best_token = np.int32(-1)
+    best_z = -np.inf
+    context, last = state, np.int32(-1)
+    for _ in range(CANDIDATES):
+        token = block[base + STATE_WORDS * np.int64(block[base + STATE_WORDS * context + BEST]) + TOKEN]
+        if token != last and token != best_token:
+            x = out if best_token < 0 else spare
+            _features(block, base, state, length, own, token, rate, x)
+            z = 0.0
+            for f in range(FEATURES):
+                z += model[f] * x[f]
+            if z > best_z:
+                best_z, best_token = z, token
+                for f in range(FEATURES):
+                    out[f] = x[f]
+            last = token
+        context = np.int64(block[base + STATE_WORDS * context + LINK])
+        if context <= ROOT:
+            break
+    # A longer context may know the token too, if less often.
+    while True:
+        target = _follow(block, base, state, best_token)
+        if target != 0:
+            return best_token, best_z, target, length + 1
+        state = np.int64(block[base + STATE_WORDS * state + LINK])
+        length = np.int64(block[base + STATE_WORDS * state + LENGTH])
+
+
+@njit(nogil=True)
+def _learn(model, features, draft, tokens, first, last, rate):
+    """One step of logistic regression for each drafted token whose predecessors were all accepted.
+
+    Returns the number of accepted tokens.
+    """
+    accepted = 0
+    for n in range(min(draft[0], last - first)):
+        hit = draft[1 + n] == tokens[first + n]
+        if n < LEARNT:
+            z = 0.0
+            for f in range(FEATURES):
+                z += model[f] * features[n, f]
+            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-z))
+            for f in range(FEATURES):
+                model[f] += rate * error * features[n, f]
+        if not hit:
+            break
+        accepted += 1
+    draft[0] = 0
+    return accepted
+
+
 @njit(nogil=True, cache=True)
-def advance(addresses, trees, rows, which, tokens, bounds, done):
+def advance(addresses, trees, rows, rates, drafts, features, models, which, tokens, bounds, done, learning_rate):
     """Feed tokens[bounds[i] + done[i] : bounds[i + 1]] to row which[i]; `done` counts what was taken.
 
     Returns the number of rows that stopped because their tree is full, or -1 - j and changes nothing if
-    tokens[j] is no token id. Rows without a tree take everything and do nothing.
+    tokens[j] is no token id, and the number of tokens found to be drafted right. Rows without a tree take
+    everything and do nothing.
     """
     for j in range(tokens.size):
         if tokens[j] < 0 or tokens[j] == 2147483647:
-            return -1 - j
+            return -1 - j, 0
     stopped = 0
+    accepted = 0
     for i in range(which.size):
         r = which[i]
         first = bounds[i] + done[i]
@@ -324,7 +431,13 @@ def advance(addresses, trees, rows, which, tokens, bounds, done):
         block = _pointer(addresses[trees[r]])
         base = _base(block)
         row = rows[r]
+        if drafts[r, 0] > 0 and done[i] > 0:
+            accepted += _learn(models[row[MODEL]], features[r], drafts[r], tokens, first, bounds[i + 1], learning_rate)
         for j in range(first, bounds[i + 1]):
+            state, length = _context(block, base, row)
+            best = np.int64(block[base + STATE_WORDS * state + BEST])
+            hit = 1.0 if block[base + STATE_WORDS * best + TOKEN] == tokens[j] and best != 0 else 0.0
+            rates[r] += (1.0 - RATE_DECAY) * (hit - rates[r])
             if row[MATCH] < 0:
                 last = np.int64(row[STATE])
                 units = 2 if last == ROOT else 1
@@ -339,17 +452,29 @@ def advance(addresses, trees, rows, which, tokens, bounds, done):
                     done[i] = j - bounds[i]
                     stopped += 1
                     break
-                row[STATE], row[MATCH] = _context(block, base, row)
-            row[STATE], row[MATCH] = _match(
-                block, base, np.int64(row[STATE]), np.int64(row[MATCH]), tokens[j]
-            )
-    return stopped
+            row[STATE], row[MATCH] = _match(block, base, state, length, tokens[j])
+    return stopped, accepted
 
 
 @njit(nogil=True, cache=True)
-def propose(addresses, trees, rows, which, budgets, min_prob, out_tokens, out_probs, out_counts):
+def propose(
+    addresses,
+    trees,
+    rows,
+    rates,
+    drafts,
+    features,
+    models,
+    which,
+    budgets,
+    min_prob,
+    out_tokens,
+    out_probs,
+    out_counts,
+):
     """Draft at most budgets[i] tokens for row which[i]; returns the number of drafted tokens."""
     total = 0
+    spare = np.empty(FEATURES, np.float32)
     for i in range(which.size):
         r = which[i]
         out_counts[i] = 0
@@ -357,26 +482,32 @@ def propose(addresses, trees, rows, which, budgets, min_prob, out_tokens, out_pr
             continue
         block = _pointer(addresses[trees[r]])
         base = _base(block)
-        state = _context(block, base, rows[r])[0]
+        state, length = _context(block, base, rows[r])
         own = rows[r, WEIGHT] if rows[r, MATCH] < 0 else 0
+        model = models[rows[r, MODEL]]
         prob = 1.0
         n = 0
         while n < budgets[i] and state > ROOT:
             at = base + STATE_WORDS * state
             target = np.int64(block[at + BEST])
             if target == 0:
+                # A sequence's end: what it repeats may go on elsewhere.
                 state = np.int64(block[at + LINK])
+                length = np.int64(block[base + STATE_WORDS * state + LENGTH])
                 continue
-            at_target = base + STATE_WORDS * target
-            prob *= min(1.0, block[at_target + COUNT] / max(1, block[at + COUNT] - own))
+            x = features[r, min(n, LEARNT)]
+            token, z, state, length = _choose(block, base, state, length, own, rates[r], model, x, spare)
+            prob /= 1.0 + np.exp(-z)
             if prob < min_prob:
                 break
-            out_tokens[i, n] = block[at_target + TOKEN]
+            out_tokens[i, n] = token
             out_probs[i, n] = prob
+            if n < LEARNT:
+                drafts[r, 1 + n] = token
             n += 1
             own = 0
-            state = target
         out_counts[i] = n
+        drafts[r, 0] = min(n, LEARNT)
         total += n
     return total
 

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from das_verl.drafter import _kernels as k
+from das_verl.drafter._rows import Rows
 from das_verl.drafter.tree import Block, as_tokens, warm_up
 
 _FIRST_UNITS = 1024
+_LIVE_WEIGHT = 2  # an occurrence in a sibling or in the request itself counts as much as two old ones
 _HISTORY_SHARE = 0.75  # of the byte cap; the rest is for what the step itself generates
 _SLACK = 0.5  # room of a new tree for running requests, relative to its history
 
@@ -34,8 +36,8 @@ class StoreStats:
         Trees that stopped inserting because of the byte cap, now.
     draft_s : float
         Seconds spent in `propose`.
-    drafted : int
-        Drafted tokens.
+    drafted, accepted : int
+        Drafted tokens, and those of them that were verified.
     requests, requests_with_history : int
         Requests opened, and those whose problem had a history.
     """
@@ -48,6 +50,7 @@ class StoreStats:
     frozen_trees: int
     draft_s: float
     drafted: int
+    accepted: int
     requests: int
     requests_with_history: int
 
@@ -112,11 +115,11 @@ class TreeStore:
             raise ValueError(f"bad window {window}, max_bytes {max_bytes} or min_prob {min_prob}")
         self.window = window
         self.max_bytes = max_bytes
+        self.learning_rate = 0.0
         self.min_prob = float(min_prob)
         warm_up()
         self._step = _Step()
-        self._rows = np.zeros((64, k.ROW_WORDS), np.int32)
-        self._trees = np.zeros(64, np.int32)
+        self._rows = Rows(64)  # row 0 is that of closed requests
         self._free = list(range(63, 0, -1))
         self._open: dict[int, Request] = {}
         self._waiting: dict[Request, list[NDArray[np.int32]]] = {}
@@ -125,6 +128,7 @@ class TreeStore:
             "dropped_tokens": 0,
             "draft_s": 0.0,
             "drafted": 0,
+            "accepted": 0,
             "requests": 0,
             "requests_with_history": 0,
         }
@@ -195,13 +199,11 @@ class TreeStore:
         tail = as_tokens(prompt_tail)
         if not self._free:
             size = len(self._rows)
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._trees = np.concatenate([self._trees, np.zeros_like(self._trees)])
+            self._rows.double()
             self._free = list(range(2 * size - 1, size - 1, -1))
         request = Request(key, self._free.pop())
         self._open[request.slot] = request
-        self._rows[request.slot, : k.WEIGHT + 1] = k.ROOT, -1, 1
-        self._trees[request.slot] = 0
+        self._rows.start(request.slot, weight=_LIVE_WEIGHT)
         self._totals["requests"] += 1
         self._totals["requests_with_history"] += 0 < self._step.index.get(key, 0) <= self._step.histories
         self._waiting[request] = [tail.copy()]
@@ -278,16 +280,8 @@ class TreeStore:
         self._catch_up()
         if out_probs is None:
             out_probs = np.empty(out_tokens.shape, np.float32)
-        drafted = k.propose(
-            self._step.addresses,
-            self._trees,
-            self._rows,
-            slots,
-            budgets,
-            self.min_prob,
-            out_tokens,
-            out_probs,
-            out_counts,
+        drafted = self._rows.propose(
+            self._step.addresses, slots, budgets, self.min_prob, out_tokens, out_probs, out_counts
         )
         self._totals["drafted"] += drafted
         self._totals["draft_s"] += time.perf_counter() - start
@@ -297,7 +291,7 @@ class TreeStore:
         """End a request; its tokens stay in the tree until the step ends. May be called again."""
         if request.slot:
             self._waiting.pop(request, None)
-            self._trees[request.slot] = 0
+            self._rows.trees[request.slot] = 0
             self._free.append(request.slot)
             del self._open[request.slot]
             request.slot = 0
@@ -323,19 +317,20 @@ class TreeStore:
             **totals,
         )
 
-    def _advance(
-        self, slots: NDArray[np.int32], tokens: NDArray[np.int32], bounds: NDArray[np.int64]
-    ) -> None:
+    def _advance(self, slots: NDArray[np.int32], tokens: NDArray[np.int32], bounds: NDArray[np.int64]) -> None:
         done = np.zeros(len(slots), np.int64)
         while True:
-            stopped = k.advance(self._step.addresses, self._trees, self._rows, slots, tokens, bounds, done)
+            stopped, accepted = self._rows.advance(
+                self._step.addresses, slots, tokens, bounds, done, self.learning_rate
+            )
+            self._totals["accepted"] += accepted
             if stopped < 0:
                 raise ValueError(f"token ids must be in [0, 2**31 - 1), got {tokens[-1 - stopped]}")
             if stopped == 0:
                 return
             left = np.diff(bounds) - done
             wanted: dict[int, int] = {}
-            for tree, n in zip(self._trees[slots].tolist(), left.tolist(), strict=True):
+            for tree, n in zip(self._rows.trees[slots].tolist(), left.tolist(), strict=True):
                 if n:
                     wanted[tree] = wanted.get(tree, 0) + n + 1
             for tree, n in wanted.items():
@@ -377,10 +372,9 @@ class TreeStore:
             if block is not None:
                 step.addresses[tree] = block.address
                 missed = np.concatenate(self._waiting.pop(request))
-                self._trees[request.slot] = tree
-                self._advance(
-                    np.array([request.slot], np.int32), missed, np.array([0, missed.size], np.int64)
-                )
+                self._rows.trees[request.slot] = tree
+                self._advance(np.array([request.slot], np.int32), missed, np.array([0, missed.size], np.int64))
+                self._rows.rates[request.slot] = k.RATE_START
 
 
 def _vector(values: ArrayLike) -> NDArray[np.int32]:

@@ -42,6 +42,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from das_verl.drafter import _kernels as k
 from das_verl.drafter._check import check_words
+from das_verl.drafter._rows import Rows
 
 _log = logging.getLogger(__name__)
 _MAX_UNITS = 2**30 - 8  # ids of states are int32, and a unit may need two of them
@@ -120,9 +121,7 @@ def warm_up() -> None:
         if _warm:
             return
         _warm = True
-        note = threading.Timer(
-            1.0, _log.warning, ("compiling the drafter's kernels (once, then cached) ...",)
-        )
+        note = threading.Timer(1.0, _log.warning, ("compiling the drafter's kernels (once, then cached) ...",))
         note.start()
         try:
             tree = SuffixTree()
@@ -171,8 +170,7 @@ class SuffixTree:
     def __init__(self) -> None:
         self._block = Block(256)
         self._addresses = np.array([self._block.address], np.int64)
-        self._rows = np.zeros((4, k.ROW_WORDS), np.int32)
-        self._trees = np.zeros(4, np.int32)
+        self._rows = Rows(2)
         self._live: dict[int, int] = {}  # sequence id -> row
         self._ids = 0
         self._pending: list[tuple[NDArray[np.int32], int]] = []
@@ -216,12 +214,12 @@ class SuffixTree:
         self._flush()
         row = len(self._live)
         if row == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._trees = np.zeros(len(self._rows), np.int32)
-        self._rows[row, : k.WEIGHT + 1] = k.ROOT, -1, weight
+            self._rows.double()
+        self._rows.start(row, weight)
         self._live[self._ids] = row
         self._ids += 1
         self._advance(row, array)
+        self._rows.rates[row] = k.RATE_START
         return self._ids - 1
 
     def cursor(self, live: int) -> "Cursor":
@@ -303,7 +301,7 @@ class SuffixTree:
         self._reserve(tokens.size + 1)
         which = np.array([row], np.int32)
         bounds = np.array([0, tokens.size], np.int64)
-        k.advance(self._addresses, self._trees, self._rows, which, tokens, bounds, np.zeros(1, np.int64))
+        self._rows.advance(self._addresses, which, tokens, bounds, np.zeros(1, np.int64), 0.0)
 
 
 class Cursor:
@@ -317,7 +315,7 @@ class Cursor:
     def match_len(self) -> int:
         """Tokens of that suffix."""
         self._tree._flush()
-        return int(k.context(self._tree._block.address, self._tree._rows[self._row]))
+        return int(k.context(self._tree._block.address, self._tree._rows.state[self._row]))
 
     def advance(self, tokens: ArrayLike) -> None:
         """Append verified tokens: they are inserted into the tree and matched.
@@ -355,6 +353,6 @@ class Cursor:
         count = np.zeros(1, np.int32)
         which = np.array([self._row], np.int32)
         budget = np.array([max_tokens], np.int32)
-        k.propose(tree._addresses, tree._trees, tree._rows, which, budget, min_prob, tokens, probs, count)
+        tree._rows.propose(tree._addresses, which, budget, float(min_prob), tokens, probs, count)
         n = int(count[0])
         return Draft(tokens[0, :n], probs[0, :n], self.match_len)

@@ -19,9 +19,7 @@ class Naive:
         self.sequences = []
 
     def counts(self):
-        return Counter(
-            tuple(s[i:j]) for s in self.sequences for i in range(len(s)) for j in range(i + 1, len(s) + 1)
-        )
+        return Counter(tuple(s[i:j]) for s in self.sequences for i in range(len(s)) for j in range(i + 1, len(s) + 1))
 
 
 def next_token(counts, string, alphabet):
@@ -110,7 +108,6 @@ def test_order_of_growth_does_not_matter(history, random):
     for (cursor, _), again in zip(live, cursors, strict=True):
         a, b = cursor.draft(8), again.draft(8)
         assert a.token_ids.tobytes() == b.token_ids.tobytes()
-        assert a.probs.tobytes() == b.probs.tobytes()
         assert a.match_len == b.match_len
 
 

@@ -21,8 +21,7 @@ def rollouts(seed, problems=6, samples=6, n=400):
     for p in range(problems):
         text = rng.integers(0, 200, n)
         history[b"p%d" % p] = [
-            np.where(rng.random(n) < 0.1, rng.integers(0, 200, n), text).astype(np.int32)
-            for _ in range(samples)
+            np.where(rng.random(n) < 0.1, rng.integers(0, 200, n), text).astype(np.int32) for _ in range(samples)
         ]
     return history
 
@@ -69,7 +68,7 @@ def test_batched_calls_equal_single_cursors():
         tree = SuffixTree()
         for t in history[key]:
             tree.add(t)
-        cursors.append(tree.cursor(tree.open(history[key][0][:2])))
+        cursors.append(tree.cursor(tree.open(history[key][0][:2], weight=2)))
     rng = np.random.default_rng(0)
     position = 2
     for _ in range(30):
