@@ -34,10 +34,11 @@ ROW_WORDS = 4
 # The acceptance model: a logistic function of these features of a token and the contexts it is drafted from.
 CONTEXTS = 4  # the longest ones are looked at
 CANDIDATES = 3  # of these the best continuations are compared
+SURE = 1.0  # log odds of a share (0.73) beyond which no other token is looked at
 FEATURES = 7
 LEARNT = 32  # positions of a draft that are learnt from
 RATE_START, RATE_DECAY = 0.6, 0.95
-_LOG = np.log1p(np.arange(4096))
+_LOG = np.log(np.arange(4096) + 0.5)
 
 _K1 = np.uint64(0x9E3779B97F4A7C15)
 _K2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -311,45 +312,57 @@ def _match(block, base, state, length, token):
 
 
 @njit(nogil=True)
-def _features(block, base, state, length, own, token, rate, out):
-    """Features of `token` after `state`, of which `length` tokens match and `own` counts are void.
+def _log(n):
+    return _LOG[min(n, _LOG.size - 1)]
 
-    A constant, the token's share blended over contexts (each counts as one more observation for the next
-    longer one) and its share in the shortest of them, both as log odds, the logarithms of the two longest
-    contexts' lengths, the request's recent hit rate, and its product with the first of them.
+
+@njit(nogil=True)
+def _features(block, base, state, target, token, length, own, rate, out):
+    """Features of `token`, which leads from `state` to `target` (0: nowhere).
+
+    `length` tokens of the state match, and `own` of the contexts' counts are void: the end that is drafted
+    from. The features: a constant, the token's share blended over contexts (each counts as one more
+    observation for the next longer one) and its share in the shortest of them, both as log odds, the
+    logarithms of the two longest contexts' lengths, the request's recent hit rate, and its product with the
+    first of them.
     """
-    target = _follow(block, base, state, token)
     share = 0.0
     left = 1.0
-    odds = 1.0
-    first = min(length, _LOG.size - 1)
+    count = total = np.int64(0)
     second = np.int64(0)
     for i in range(CONTEXTS):
         at = base + STATE_WORDS * state
-        count = block[base + STATE_WORDS * target + COUNT]  # state 0 has none
-        total = max(count, block[at + COUNT] - own)
+        count = np.int64(block[base + STATE_WORDS * target + COUNT])
+        total = max(count, np.int64(block[at + COUNT]) - own)
         left /= total + 1.0
         share += left * count
-        odds = (count + 0.5) / (total - count + 0.5)
         if i == 1:
-            second = min(np.int64(block[at + LENGTH]), _LOG.size - 1)
+            second = np.int64(block[at + LENGTH])
         state = np.int64(block[at + LINK])
         if state <= ROOT:
             break
         if target == 0:
             target = _follow(block, base, state, token)
-            continue
-        # The token after the next shorter context leads to the same state or to its link.
-        link = np.int64(block[base + STATE_WORDS * target + LINK])
-        if block[base + STATE_WORDS * link + LENGTH] > block[base + STATE_WORDS * state + LENGTH]:
-            target = link
+        else:
+            # The token after the next shorter context leads to the same state or to its link.
+            link = np.int64(block[base + STATE_WORDS * target + LINK])
+            if block[base + STATE_WORDS * link + LENGTH] > block[base + STATE_WORDS * state + LENGTH]:
+                target = link
     out[0] = 1.0
     out[1] = np.log(share / (1.0 - share))
-    out[2] = np.log(odds)
-    out[3] = _LOG[first]
-    out[4] = _LOG[second]
+    out[2] = _log(count) - _log(total - count)
+    out[3] = _log(length)
+    out[4] = _log(second)
     out[5] = rate
-    out[6] = rate * _LOG[first]
+    out[6] = rate * out[3]
+
+
+@njit(nogil=True)
+def _score(model, x):
+    z = 0.0
+    for f in range(FEATURES):
+        z += model[f] * x[f]
+    return z
 
 
 @njit(nogil=True)
@@ -358,32 +371,33 @@ def _choose(block, base, state, length, own, rate, model, out, spare):
 
     Returns the token, its score, and the state and match length after it; its features are in `out`.
     """
-    best_token = np.int32(-1)
-    best_z = -np.inf
-    context, last = state, np.int32(-1)
-    for _ in range(CANDIDATES):
-        token = block[base + STATE_WORDS * np.int64(block[base + STATE_WORDS * context + BEST]) + TOKEN]
-        if token != last and token != best_token:
-            x = out if best_token < 0 else spare
-            _features(block, base, state, length, own, token, rate, x)
-            z = 0.0
-            for f in range(FEATURES):
-                z += model[f] * x[f]
-            if z > best_z:
-                best_z, best_token = z, token
-                for f in range(FEATURES):
-                    out[f] = x[f]
-            last = token
+    target = np.int64(block[base + STATE_WORDS * state + BEST])
+    token = block[base + STATE_WORDS * target + TOKEN]
+    _features(block, base, state, target, token, length, own, rate, out)
+    z = _score(model, out)
+    context = state
+    for _ in range(1, CANDIDATES):
+        if out[1] > SURE:
+            break
         context = np.int64(block[base + STATE_WORDS * context + LINK])
         if context <= ROOT:
             break
-    # A longer context may know the token too, if less often.
-    while True:
-        target = _follow(block, base, state, best_token)
-        if target != 0:
-            return best_token, best_z, target, length + 1
+        best = np.int64(block[base + STATE_WORDS * context + BEST])
+        rival = block[base + STATE_WORDS * best + TOKEN]
+        if rival == token:
+            continue
+        best = _follow(block, base, state, rival)
+        _features(block, base, state, best, rival, length, own, rate, spare)
+        rival_z = _score(model, spare)
+        if rival_z > z:
+            token, z, target = rival, rival_z, best
+            for f in range(FEATURES):
+                out[f] = spare[f]
+    while target == 0:
         state = np.int64(block[base + STATE_WORDS * state + LINK])
         length = np.int64(block[base + STATE_WORDS * state + LENGTH])
+        target = _follow(block, base, state, token)
+    return token, z, target, length + 1
 
 
 @njit(nogil=True)
@@ -396,10 +410,7 @@ def _learn(model, features, draft, tokens, first, last, rate):
     for n in range(min(draft[0], last - first)):
         hit = draft[1 + n] == tokens[first + n]
         if n < LEARNT:
-            z = 0.0
-            for f in range(FEATURES):
-                z += model[f] * features[n, f]
-            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-z))
+            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-_score(model, features[n])))
             for f in range(FEATURES):
                 model[f] += rate * error * features[n, f]
         if not hit:

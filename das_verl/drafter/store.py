@@ -15,6 +15,7 @@ from das_verl.drafter._rows import Rows
 from das_verl.drafter.tree import Block, as_tokens, warm_up
 
 _FIRST_UNITS = 1024
+_LEARNING_RATE = 0.002
 _LIVE_WEIGHT = 2  # an occurrence in a sibling or in the request itself counts as much as two old ones
 _HISTORY_SHARE = 0.75  # of the byte cap; the rest is for what the step itself generates
 _SLACK = 0.5  # room of a new tree for running requests, relative to its history
@@ -86,6 +87,9 @@ class TreeStore:
     One thread drives a store; the trees are built in others. Drafts depend on what was fed and on which trees
     are ready, on nothing else: after `wait`, two stores fed the same calls draft the same bytes.
 
+    What running requests generate counts twice as much as history. Drafts are chosen and cut by a logistic
+    model of their acceptance, which starts from constants and learns online.
+
     Parameters
     ----------
     window : int
@@ -115,11 +119,11 @@ class TreeStore:
             raise ValueError(f"bad window {window}, max_bytes {max_bytes} or min_prob {min_prob}")
         self.window = window
         self.max_bytes = max_bytes
-        self.learning_rate = 0.0
         self.min_prob = float(min_prob)
         warm_up()
         self._step = _Step()
         self._rows = Rows(64)  # row 0 is that of closed requests
+        self._models: dict[float, int] = {}  # by temperature
         self._free = list(range(63, 0, -1))
         self._open: dict[int, Request] = {}
         self._waiting: dict[Request, list[NDArray[np.int32]]] = {}
@@ -185,11 +189,12 @@ class TreeStore:
             raise RuntimeError("building a tree failed") from self._step.error
         return not any(thread.is_alive() for thread in self._step.threads)
 
-    def open(self, key: Hashable, prompt_tail: ArrayLike = ()) -> Request:
+    def open(self, key: Hashable, prompt_tail: ArrayLike = (), temperature: float = 1.0) -> Request:
         """Start a request; never waits.
 
         Until its tree is ready the request drafts nothing and its tokens are kept, to be inserted later.
-        Requests whose key has no history share a tree that starts empty.
+        Requests whose key has no history share a tree that starts empty. Requests of one temperature share
+        an acceptance model, which learns from what becomes of their drafts, across steps.
 
         Raises
         ------
@@ -203,7 +208,10 @@ class TreeStore:
             self._free = list(range(2 * size - 1, size - 1, -1))
         request = Request(key, self._free.pop())
         self._open[request.slot] = request
-        self._rows.start(request.slot, weight=_LIVE_WEIGHT)
+        model = self._models.setdefault(round(temperature, 2), len(self._models))
+        if model == len(self._rows.models):
+            self._rows.add_model()
+        self._rows.start(request.slot, _LIVE_WEIGHT, model)
         self._totals["requests"] += 1
         self._totals["requests_with_history"] += 0 < self._step.index.get(key, 0) <= self._step.histories
         self._waiting[request] = [tail.copy()]
@@ -320,9 +328,7 @@ class TreeStore:
     def _advance(self, slots: NDArray[np.int32], tokens: NDArray[np.int32], bounds: NDArray[np.int64]) -> None:
         done = np.zeros(len(slots), np.int64)
         while True:
-            stopped, accepted = self._rows.advance(
-                self._step.addresses, slots, tokens, bounds, done, self.learning_rate
-            )
+            stopped, accepted = self._rows.advance(self._step.addresses, slots, tokens, bounds, done, _LEARNING_RATE)
             self._totals["accepted"] += accepted
             if stopped < 0:
                 raise ValueError(f"token ids must be in [0, 2**31 - 1), got {tokens[-1 - stopped]}")

@@ -210,6 +210,35 @@ def test_cap_holds_while_requests_run(cap):
             check_words(block.words)
 
 
+def test_probabilities_are_learnt_for_each_temperature():
+    """Text that repeats itself half of the time: predicted and observed acceptance meet; others stay put."""
+    rng = np.random.default_rng(6)
+    text = rng.integers(0, 50, 500)
+    store = TreeStore()
+    slot_out = np.empty((1, 1), np.int32), np.empty(1, np.int32), np.empty((1, 1), np.float32)
+    fresh = None
+    for _ in range(6):
+        store.begin_step({"a": [text]})
+        store.wait()
+        request = store.open("a", text[:5], temperature=0.7)
+        predicted, observed = [], []
+        for i in range(5, 500):
+            token = text[i] if rng.random() < 0.5 else 1000 + i
+            slots = np.array([request.slot], np.int32)
+            tokens, counts, probs = slot_out
+            if store.propose_into(slots, np.ones(1, np.int32), tokens, counts, probs):
+                predicted.append(float(probs[0, 0]))
+                observed.append(tokens[0, 0] == token)
+            store.advance([request], [token], [1])
+            store.advance([request], text[max(0, i - 5) : i + 1], [min(6, i + 1)])
+        fresh = fresh or np.mean(predicted) - np.mean(observed)
+    assert abs(np.mean(predicted) - np.mean(observed)) < min(0.05, abs(fresh))
+    assert store.stats().accepted > 500
+    store.open("a", temperature=1.0)
+    assert (store._rows.models[0] != store._rows.models[1]).any()
+    assert len(store._rows.models) == 2
+
+
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
