@@ -1,0 +1,540 @@
+#!/usr/bin/env python3
+"""Measure the drafter, and the suffix tree behind vLLM's `suffix` method (arctic-inference) beside it.
+
+Both run in turns, several rounds in one process; medians and their ratio are printed. The peer is left out
+where it is not installed.
+
+Traces: a table (.parquet, .jsonl or .jsonl.gz) with the columns problem_id, policy_step, sample and response,
+the last a text or a list of token ids. Texts are split by --tokenizer (a tokenizer.json), or by a simple rule
+for words, numbers and signs. A problem's history is its first samples of the earlier policy step, replayed
+are the first samples of the later one; a drafted token counts as accepted where it equals the recorded one,
+which estimates acceptance by rejection sampling without bias. Without --traces, noisy copies of random text
+are made up: good for speed, not for acceptance.
+
+    bench_drafter.py --traces rollouts.parquet --tokenizer tokenizer.json --json figures.json
+"""
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from das_verl.drafter import SuffixTree, TreeStore, _kernels
+from das_verl.drafter._rows import START, Rows
+from das_verl.drafter.tree import Block
+
+try:
+    from arctic_inference.suffix_decoding._C import SuffixTree as Peer
+except ImportError:
+    Peer = None
+
+PEER_DEPTH = 24
+PEER_CONFIGS = [(4, 1.0), (8, 1.0), (16, 1.0), (16, 2.0), (16, 4.0)]  # draft length, factor; probability 0.1
+OUR_CONFIGS = [(16, 0.5), (16, 0.3), (32, 0.2), (32, 0.1), (32, 0.05), (32, 0.02), (32, 0.01)]  # length, min_prob
+ABLATION = {
+    "all": {},
+    "learning off": {"learning_rate": 0.0},
+    "siblings count like history": {"weight": 1},
+    "longest context's best token only": {"CANDIDATES": 1},
+    "longest context's statistics only": {"CANDIDATES": 1, "CONTEXTS": 1},
+    "longest context's frequencies, no model": {"CANDIDATES": 1, "CONTEXTS": 1, "weight": 1, "model": 0},
+}
+
+
+def load(args):
+    """Return (history, replay) of each problem, lists of int32 arrays."""
+    if args.traces is None:
+        rng = np.random.default_rng(0)
+        problems = []
+        for _ in range(args.problems):
+            text = rng.integers(0, 2000, 500)
+            copies = [
+                np.where(rng.random(500) < 0.15, rng.integers(0, 2000, 500), text).astype(np.int32)
+                for _ in range(args.history + args.replay)
+            ]
+            problems.append((copies[: args.history], copies[args.history :]))
+        return problems
+    if args.traces.suffix == ".parquet":
+        import pandas
+
+        rows = pandas.read_parquet(args.traces).to_dict("records")
+    else:
+        opener = gzip.open if args.traces.suffix == ".gz" else open
+        with opener(args.traces, "rt") as file:
+            rows = [json.loads(line) for line in file]
+    if args.tokenizer:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(args.tokenizer)
+        encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+    else:
+        encode = lambda text: [zlib.crc32(w.encode()) >> 2 for w in re.findall(r" ?\w+|\d|\s+|.", text)]  # noqa: E731
+    grouped = defaultdict(lambda: defaultdict(list))
+    wanted = max(args.history, args.replay)
+    for row in sorted(rows, key=lambda r: (r["problem_id"], r["policy_step"], r["sample"])):
+        samples = grouped[row["problem_id"]][row["policy_step"]]
+        if len(samples) < wanted:
+            response = row["response"]
+            samples.append(np.asarray(encode(response) if isinstance(response, str) else response, np.int32))
+    problems = []
+    for steps in grouped.values():
+        old, new = min(steps), max(steps)
+        replay = steps[new][args.history :] if old == new else steps[new]
+        problems.append((steps[old][: args.history], [t for t in replay[: args.replay] if len(t) > 2]))
+    return problems
+
+
+class Ours:
+    """One tree and one row of the drafter, as the store drives them."""
+
+    def __init__(self, history, models, weight, draft_length):
+        self.block = Block(sum(len(t) + 1 for t in history) + 100_000)
+        self.block.build(history, np.ones(len(history), np.int32))
+        self.addresses = np.array([self.block.address], np.int64)
+        self.rows = Rows(1)
+        self.rows.models = models
+        self.weight = weight
+        self.which = np.zeros(1, np.int32)
+        self.budget = np.array([draft_length], np.int32)
+        self.tokens = np.empty((1, draft_length), np.int32)
+        self.probs = np.empty((1, draft_length), np.float32)
+        self.count = np.empty(1, np.int32)
+
+    def start(self, tokens):
+        """Begin a request."""
+        self.rows.start(0, self.weight)
+        self.advance(tokens, 0.0)
+        self.rows.rates[0] = _kernels.RATE_START
+
+    def advance(self, tokens, learning_rate):
+        """Append verified tokens."""
+        bounds = np.array([0, len(tokens)], np.int64)
+        self.rows.advance(self.addresses, self.which, tokens, bounds, np.zeros(1, np.int64), learning_rate)
+
+    def draft(self, min_prob):
+        """Draft from where the request stands."""
+        self.rows.propose(self.addresses, self.which, self.budget, min_prob, self.tokens, self.probs, self.count)
+        return self.tokens[0, : self.count[0]]
+
+
+def agreed(draft, text, position):
+    """Return the number of leading draft tokens that the text confirms."""
+    rest = text[position : position + len(draft)]
+    different = np.flatnonzero(draft[: len(rest)] != rest)
+    return int(different[0]) if different.size else len(rest)
+
+
+def replay_ours(problems, draft_length, min_prob, models=None, weight=2, learning_rate=0.002, samples=None, seen=None):
+    """Replay request after request; return tokens and drafted tokens per step.
+
+    `samples` collects (features, accepted) of the tokens whose predecessors were accepted, `seen` the
+    predicted probability and fate of all drafted tokens.
+    """
+    models = START[None].copy() if models is None else models[None].copy()
+    steps = tokens = drafted = 0
+    for history, replay in problems:
+        ours = Ours(history, models, weight, draft_length)
+        for text in replay:
+            ours.start(text[:1])
+            position = 1
+            while position < len(text):
+                draft = ours.draft(min_prob)
+                n = agreed(draft, text, position)
+                judged = min(n + 1, len(draft), len(text) - position)
+                if samples is not None:
+                    samples.append((ours.rows.features[0, :judged].copy(), np.arange(judged) < n))
+                if seen is not None and position + len(draft) <= len(text):
+                    seen.append((ours.probs[0, : len(draft)].copy(), np.arange(len(draft)) < n))
+                step = min(n + 1, len(text) - position)
+                ours.advance(text[position : position + step], learning_rate)
+                position += step
+                steps, tokens, drafted = steps + 1, tokens + step, drafted + len(draft)
+    return tokens / steps, drafted / steps
+
+
+def replay_peer(problems, draft_length, factor):
+    """Replay with the peer; as `replay_ours`."""
+    steps = tokens = drafted = 0
+    for history, replay in problems:
+        tree = Peer(PEER_DEPTH)
+        for i, text in enumerate(history):
+            tree.extend_ndarray(i, text)
+        for i, text in enumerate(replay):
+            tree.extend_ndarray(10_000 + i, text[:1])
+            position = 1
+            while position < len(text):
+                context = text[max(0, position - PEER_DEPTH) : position]
+                draft = np.asarray(
+                    tree.speculate_ndarray(context, draft_length, factor, 0.0, 0.1, False).token_ids, np.int32
+                )
+                step = min(agreed(draft, text, position) + 1, len(text) - position)
+                tree.extend_ndarray(10_000 + i, text[position : position + step])
+                position += step
+                steps, tokens, drafted = steps + 1, tokens + step, drafted + len(draft)
+    return tokens / steps, drafted / steps
+
+
+def fit(problems, weight=2):
+    """Return the acceptance model's weights by logistic regression on replayed rollouts."""
+    weights = START
+    for _ in range(2):
+        samples: list = []
+        replay_ours(problems, 16, 0.03, weights, weight, 0.0, samples)
+        x = np.concatenate([features for features, _ in samples]).astype(float)
+        y = np.concatenate([accepted for _, accepted in samples]).astype(float)
+        weights = np.zeros(x.shape[1])
+        for _ in range(15):
+            p = 1 / (1 + np.exp(-x @ weights))
+            hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-3 * np.eye(len(weights))
+            weights += np.linalg.solve(hessian, x.T @ (y - p) - 1e-3 * weights)
+    return weights
+
+
+def at(curve, drafted):
+    """Tokens per step of a curve of (tokens, drafted) at `drafted`, by interpolation."""
+    tokens, costs = np.array(sorted(curve, key=lambda point: point[1])).T
+    return float(np.interp(drafted, costs, tokens, left=np.nan, right=np.nan))
+
+
+def cost_of(curve, tokens):
+    """Drafted tokens per step that give `tokens` per step."""
+    gains, costs = np.array(sorted(curve, key=lambda point: point[1])).T
+    return float(np.interp(tokens, gains, costs, left=np.nan, right=np.nan))
+
+
+def acceptance(problems, models=None):
+    """Curves of both drafters: a list of (tokens per step, drafted per step) each."""
+    ours = [replay_ours(problems, *config, models) for config in OUR_CONFIGS]
+    peer = [replay_peer(problems, *config) for config in PEER_CONFIGS] if Peer else []
+    return ours, peer
+
+
+def reliability(problems, bins=10):
+    """Predicted against observed acceptance of all drafted tokens, by predicted probability."""
+    seen = []
+    replay_ours(problems, 16, 0.05, seen=seen)
+    probs = np.concatenate([p for p, _ in seen])
+    fates = np.concatenate([f for _, f in seen])
+    where = np.minimum((probs * bins).astype(int), bins - 1)
+    return [
+        (int((where == b).sum()), float(probs[where == b].mean()), float(fates[where == b].mean()))
+        for b in range(bins)
+        if (where == b).any()
+    ]
+
+
+def clock():
+    """Seconds of this thread: what else the machine does counts little."""
+    return time.thread_time()
+
+
+def clocked(call, clock=clock):
+    """Seconds a call takes."""
+    start = clock()
+    call()
+    return clock() - start
+
+
+def build_ours(histories):
+    """Build one tree for each history."""
+    trees = []
+    for history in histories:
+        tree = SuffixTree()
+        for text in history:
+            tree.add(text)
+        tree.flush()
+        trees.append(tree)
+    return trees
+
+
+def build_peer(histories):
+    """Build the peer's trees."""
+    trees = []
+    for history in histories:
+        tree = Peer(PEER_DEPTH)
+        for i, text in enumerate(history):
+            tree.extend_ndarray(i, text)
+        trees.append(tree)
+    return trees
+
+
+def build_store(histories, threads, window=16):
+    """Build the trees as a step does."""
+    store = TreeStore(window)
+    store.begin_step(dict(enumerate(histories)), threads=threads)
+    store.wait()
+    return store
+
+
+def decode_ours(problems, width=64, min_prob=0.2, draft_length=16):
+    """Decode in batches, refilled; return microseconds per draft and appended token, and drafted per step."""
+    store = TreeStore(min_prob=min_prob)
+    store.begin_step({i: history for i, (history, _) in enumerate(problems)})
+    store.wait()
+    queue = [(i, text) for i, (_, replay) in enumerate(problems) for text in replay][::-1]
+    running = []
+    draft_s = append_s = 0.0
+    drafts = tokens = drafted = 0
+    while running or queue:
+        while queue and len(running) < width:
+            i, text = queue.pop()
+            running.append([store.open(i), text, 0])
+        requests = [row[0] for row in running]
+        budgets = np.full(len(running), draft_length, np.int32)
+        start = clock()
+        proposed = store.propose(requests, budgets)
+        draft_s += clock() - start
+        fed = []
+        for row, draft in zip(running, proposed, strict=True):
+            n = agreed(draft, row[1], row[2])
+            fed.append(row[1][row[2] : row[2] + n + 1])
+            row[2] += len(fed[-1])
+            drafted += len(draft)
+        flat, counts = np.concatenate(fed), np.array([len(f) for f in fed])
+        start = clock()
+        store.advance(requests, flat, counts)
+        append_s += clock() - start
+        drafts += len(running)
+        tokens += flat.size
+        for row in running:
+            if row[2] == len(row[1]):
+                store.close(row[0])
+        running = [row for row in running if row[2] < len(row[1])]
+    return 1e6 * draft_s / drafts, 1e6 * append_s / tokens, drafted / drafts
+
+
+def decode_peer(problems, draft_length=16):
+    """The peer has no batched call: row by row. As `decode_ours`."""
+    draft_s = append_s = 0.0
+    drafts = tokens = drafted = 0
+    for history, replay in problems:
+        (tree,) = build_peer([history])
+        for i, text in enumerate(replay):
+            tree.extend_ndarray(10_000 + i, text[:1])
+            position = 1
+            while position < len(text):
+                start = clock()
+                context = text[max(0, position - PEER_DEPTH) : position]
+                draft = tree.speculate_ndarray(context, draft_length, 1.0, 0.0, 0.1, False).token_ids
+                draft_s += clock() - start
+                step = min(agreed(np.asarray(draft, np.int32), text, position) + 1, len(text) - position)
+                start = clock()
+                tree.extend_ndarray(10_000 + i, text[position : position + step])
+                append_s += clock() - start
+                position += step
+                drafts, tokens, drafted = drafts + 1, tokens + step, drafted + len(draft)
+    return 1e6 * draft_s / drafts, 1e6 * append_s / tokens, drafted / drafts
+
+
+def speed(problems, rounds):
+    """Medians over interleaved rounds of all costs, as {figure: (ours, peer)}."""
+    histories = [history for history, _ in problems]
+    many = histories * max(1, 2_000_000 // sum(len(t) for h in histories for t in h))
+    total, more = (sum(len(t) for h in hs for t in h) for hs in (histories, many))
+    runs = defaultdict(list)
+    for _ in range(rounds):
+        runs["build"].append(total / clocked(lambda: build_ours(histories)) / 1e6)
+        if Peer:
+            runs["peer build"].append(total / clocked(lambda: build_peer(histories)) / 1e6)
+        for threads in (1, 2):
+            runs[f"store {threads}"].append(
+                more / clocked(lambda t=threads: build_store(many, t), time.perf_counter) / 1e6
+            )
+        for name, value in zip(("draft", "append", "drafted"), decode_ours(problems), strict=True):
+            runs[name].append(value)
+        if Peer:
+            for name, value in zip(("draft", "append", "drafted"), decode_peer(problems), strict=True):
+                runs["peer " + name].append(value)
+    nbytes = sum(tree.nbytes for tree in build_ours(histories)) / total
+    peer_bytes = sum(tree.estimate_memory() for tree in build_peer(histories)) / total if Peer else None
+    median = {name: statistics.median(values) for name, values in runs.items()}
+    return {
+        "build, M tokens/s, one thread": (median["build"], median.get("peer build")),
+        "build, M tokens/s, store, one thread": (median["store 1"], None),
+        "build, M tokens/s, store, two threads": (median["store 2"], None),
+        "memory, bytes/token": (nbytes, peer_bytes),
+        "draft, us/row of 64": (median["draft"], median.get("peer draft")),
+        "drafted tokens/row": (median["drafted"], median.get("peer drafted")),
+        "append and match, us/token": (median["append"], median.get("peer append")),
+    }
+
+
+def growth(problems, sizes, peer_limit):
+    """Costs by tokens in one tree: {size: {figure: value}}."""
+    texts = [t for history, replay in problems for t in history + replay]
+    return {size: growth_at(texts, size, size <= peer_limit) for size in sizes}
+
+
+def growth_at(texts, size, with_peer):
+    """Costs in one tree of `size` tokens; texts are repeated with other ids where there are too few."""
+    chosen, held = [], 0
+    for i in itertools.count():
+        cycle, which = divmod(i, len(texts))
+        chosen.append(((texts[which].astype(np.int64) + cycle * 1_000_003) % (2**31 - 2)).astype(np.int32))
+        held += len(chosen[-1])
+        if held >= size:
+            break
+    row = {"build_ns": min(clocked(lambda: build_ours([chosen])) for _ in range(2)) / held * 1e9}
+    store = build_store([chosen], 1, window=len(chosen))
+    probe = chosen[:: max(1, len(chosen) // 64)][:64] * 64
+    probe = probe[:64]
+    requests = [store.open(0) for _ in probe]
+    budgets = np.full(len(requests), 8, np.int32)
+    draft_s, append_s = [], []
+    for i in range(0, 80, 2):
+        flat = np.concatenate([t[i : i + 2] for t in probe])
+        counts = [len(t[i : i + 2]) for t in probe]
+        append_s.append(clocked(lambda f=flat, c=counts: store.advance(requests, f, c)) / max(1, len(flat)))
+        draft_s.append(clocked(lambda: store.propose(requests, budgets)) / len(requests))
+    row["draft_us"] = statistics.median(draft_s) * 1e6
+    row["append_us"] = statistics.median(append_s) * 1e6
+    row["bytes"] = store.stats().tree_bytes / held
+    if Peer and with_peer:
+        row["peer_build_ns"] = clocked(lambda: build_peer([chosen])) / held * 1e9
+    return row
+
+
+def plot(table, path):
+    """Write the growth table as a log-log plot in SVG."""
+    names = ["build_ns", "draft_us", "append_us", "peer_build_ns"]
+    colours = ["#1b6ca8", "#c0392b", "#2e8b57", "#888888"]
+    points = {n: [(s, row[n]) for s, row in table.items() if row.get(n)] for n in names}
+    x = np.log10(list(table))
+    y = np.log10([v for line in points.values() for _, v in line])
+    x_span, y_span = max(np.ptp(x), 1e-9), max(np.ptp(y), 1e-9)
+    parts = []
+    for i, name in enumerate(names):
+        if points[name]:
+            line = " ".join(
+                f"{60 + 480 * (np.log10(s) - x.min()) / x_span:.1f},{340 - 300 * (np.log10(v) - y.min()) / y_span:.1f}"
+                for s, v in points[name]
+            )
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{colours[i]}" stroke-width="2"/>')
+            parts.append(f'<text x="560" y="{60 + 20 * i}" fill="{colours[i]}">{name}</text>')
+    for size in table:
+        parts.append(f'<text x="{50 + 480 * (np.log10(size) - x.min()) / x_span:.1f}" y="362">{size:.0e}</text>')
+    for value in (10 ** y.min(), 10 ** y.max()):
+        parts.append(f'<text x="2" y="{344 - 300 * (np.log10(value) - y.min()) / y_span:.1f}">{value:.2g}</text>')
+    Path(path).write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="700" height="400" font-size="12">'
+        '<text x="60" y="24">cost by tokens in one tree, log-log</text>' + "".join(parts) + "</svg>\n"
+    )
+
+
+def ablate(test, train, only=None):
+    """Tokens per step with parts taken away, at the drafted tokens of min_prob 0.3 and 0.1 of the whole.
+
+    Kernel constants are compiled in, so a variant that changes one runs in a process of its own.
+    """
+    result = {}
+    for name, changes in ABLATION.items():
+        if only is not None and name != only:
+            continue
+        constants = {key: value for key, value in changes.items() if key.isupper()}
+        if constants and only is None:
+            with tempfile.TemporaryDirectory() as cache:
+                run = subprocess.run(
+                    [sys.executable, *sys.argv, "--only", name],
+                    env=os.environ | {"NUMBA_CACHE_DIR": cache},
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+            result[name] = json.loads(run.stdout.splitlines()[-1])
+            continue
+        for key, value in constants.items():
+            setattr(_kernels, key, value)
+        options = {key: value for key, value in changes.items() if not key.isupper()}
+        if "model" in options:
+            # The share of the best token alone decides.
+            del options["model"]
+            models = np.eye(_kernels.FEATURES)[1]
+            options["learning_rate"] = 0.0
+        else:
+            models = fit(train, options.get("weight", 2))
+        result[name] = [replay_ours(test, *config, models, **options) for config in OUR_CONFIGS]
+    return result
+
+
+def main():
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path)
+    parser.add_argument("--tokenizer", help="tokenizer.json for traces that hold text")
+    parser.add_argument("--problems", type=int, default=24, help="measured; the rest of the traces is for --fit")
+    parser.add_argument("--history", type=int, default=16)
+    parser.add_argument("--replay", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000, 4_000_000])
+    parser.add_argument("--peer-limit", type=int, default=1_000_000, help="largest tree the peer builds")
+    parser.add_argument("--fit", action="store_true", help="fit the acceptance model on the other problems")
+    parser.add_argument("--ablate", action="store_true")
+    parser.add_argument("--plot", help="SVG of the growth table")
+    parser.add_argument("--json", help="all figures")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    problems = load(args)
+    test, train = problems[: args.problems], problems[args.problems :] or problems
+    if args.only:
+        print(json.dumps(ablate(test, train, args.only)[args.only]))
+        return
+    figures = {}
+    show = lambda value: "-" if value is None else f"{value:.3g}"  # noqa: E731
+
+    build_ours([test[0][0]])
+    figures["speed"] = speed(test, args.rounds)
+    print(f"\n{'':40}{'ours':>8}{'peer':>8}{'ratio':>8}")
+    for name, (ours, peer) in figures["speed"].items():
+        print(f"{name:40}{show(ours):>8}{show(peer):>8}{show(ours / peer if peer else None):>8}")
+
+    ours, peer = acceptance(test)
+    figures["acceptance"] = {"ours": ours, "peer": peer}
+    print(f"\n{'drafted/step':>14}{'tokens/step':>14}")
+    for tokens, drafted in ours:
+        print(f"{drafted:14.2f}{tokens:14.3f}")
+    if peer:
+        print(f"\n{'drafted/step':>14}{'peer':>8}{'ours':>8}{'ratio':>8}")
+        for tokens, drafted in peer:
+            print(f"{drafted:14.2f}{tokens:8.3f}{at(ours, drafted):8.3f}{at(ours, drafted) / tokens:8.3f}")
+        print(f"drafted for 2.5 tokens/step: peer {cost_of(peer, 2.5):.2f}, ours {cost_of(ours, 2.5):.2f}")
+
+    figures["reliability"] = reliability(test)
+    print(f"\n{'drafted':>10}{'predicted':>11}{'observed':>10}")
+    for count, predicted, observed in figures["reliability"]:
+        print(f"{count:10}{predicted:11.3f}{observed:10.3f}")
+
+    if args.fit:
+        figures["fit"] = fit(train).tolist()
+        print("\nfitted:", [round(w, 2) for w in figures["fit"]])
+    if args.ablate:
+        figures["ablation"] = ablate(test, train)
+        points = [drafted for _, drafted in (peer or ours[1:5])]
+        print("\ntokens/step at drafted/step" + "".join(f"{p:8.2f}" for p in points))
+        for name, curve in figures["ablation"].items():
+            print(f"{name:36}" + "".join(f"{at(curve, p):8.3f}" for p in points))
+    if args.sizes:
+        figures["growth"] = growth(problems, args.sizes, args.peer_limit)
+        names = list(next(iter(figures["growth"].values())))
+        print(f"\n{'tokens':>10}" + "".join(f"{name:>15}" for name in names))
+        for size, row in figures["growth"].items():
+            print(f"{size:10}" + "".join(f"{show(row.get(name)):>15}" for name in names))
+        if args.plot:
+            plot(figures["growth"], args.plot)
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
