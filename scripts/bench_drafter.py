@@ -235,13 +235,8 @@ def reliability(problems, bins=10):
     ]
 
 
-def clock():
-    """Seconds of this thread: what else the machine does counts little."""
-    return time.thread_time()
-
-
-def clocked(call, clock=clock):
-    """Seconds a call takes."""
+def clocked(call, clock=time.thread_time):
+    """Seconds a call takes, of this thread: what else the machine does counts little."""
     start = clock()
     call()
     return clock() - start
@@ -279,63 +274,60 @@ def build_store(histories, threads, window=16):
 
 
 def decode_ours(problems, width=64, min_prob=0.2, draft_length=16):
-    """Decode in batches, refilled; return microseconds per draft and appended token, and drafted per step."""
-    store = TreeStore(min_prob=min_prob)
-    store.begin_step({i: history for i, (history, _) in enumerate(problems)})
-    store.wait()
+    """Decode in full batches; return microseconds per draft and per appended token, and drafted per row.
+
+    Medians over the calls, so that what else the machine does counts little.
+    """
+    store = build_store([history for history, _ in problems], 2)
+    store.min_prob = min_prob
     queue = [(i, text) for i, (_, replay) in enumerate(problems) for text in replay][::-1]
     running = []
-    draft_s = append_s = 0.0
-    drafts = tokens = drafted = 0
-    while running or queue:
-        while queue and len(running) < width:
+    draft_us, append_us, drafted = [], [], []
+    while len(queue) + len(running) >= width:
+        while len(running) < width:
             i, text = queue.pop()
             running.append([store.open(i), text, 0])
         requests = [row[0] for row in running]
-        budgets = np.full(len(running), draft_length, np.int32)
-        start = clock()
+        budgets = np.full(width, draft_length, np.int32)
+        start = time.perf_counter()
         proposed = store.propose(requests, budgets)
-        draft_s += clock() - start
+        draft_us.append(1e6 * (time.perf_counter() - start) / width)
+        drafted.append(sum(map(len, proposed)) / width)
         fed = []
         for row, draft in zip(running, proposed, strict=True):
-            n = agreed(draft, row[1], row[2])
-            fed.append(row[1][row[2] : row[2] + n + 1])
+            fed.append(row[1][row[2] : row[2] + agreed(draft, row[1], row[2]) + 1])
             row[2] += len(fed[-1])
-            drafted += len(draft)
         flat, counts = np.concatenate(fed), np.array([len(f) for f in fed])
-        start = clock()
+        start = time.perf_counter()
         store.advance(requests, flat, counts)
-        append_s += clock() - start
-        drafts += len(running)
-        tokens += flat.size
+        append_us.append(1e6 * (time.perf_counter() - start) / flat.size)
         for row in running:
             if row[2] == len(row[1]):
                 store.close(row[0])
         running = [row for row in running if row[2] < len(row[1])]
-    return 1e6 * draft_s / drafts, 1e6 * append_s / tokens, drafted / drafts
+    return statistics.median(draft_us), statistics.median(append_us), statistics.mean(drafted)
 
 
 def decode_peer(problems, draft_length=16):
     """The peer has no batched call: row by row. As `decode_ours`."""
-    draft_s = append_s = 0.0
-    drafts = tokens = drafted = 0
+    draft_us, append_us, drafted = [], [], []
     for history, replay in problems:
         (tree,) = build_peer([history])
         for i, text in enumerate(replay):
             tree.extend_ndarray(10_000 + i, text[:1])
             position = 1
             while position < len(text):
-                start = clock()
+                start = time.perf_counter()
                 context = text[max(0, position - PEER_DEPTH) : position]
                 draft = tree.speculate_ndarray(context, draft_length, 1.0, 0.0, 0.1, False).token_ids
-                draft_s += clock() - start
+                draft_us.append(1e6 * (time.perf_counter() - start))
+                drafted.append(len(draft))
                 step = min(agreed(np.asarray(draft, np.int32), text, position) + 1, len(text) - position)
-                start = clock()
+                start = time.perf_counter()
                 tree.extend_ndarray(10_000 + i, text[position : position + step])
-                append_s += clock() - start
+                append_us.append(1e6 * (time.perf_counter() - start) / step)
                 position += step
-                drafts, tokens, drafted = drafts + 1, tokens + step, drafted + len(draft)
-    return 1e6 * draft_s / drafts, 1e6 * append_s / tokens, drafted / drafts
+    return statistics.median(draft_us), statistics.median(append_us), statistics.mean(drafted)
 
 
 def speed(problems, rounds):

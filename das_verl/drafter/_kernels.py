@@ -32,9 +32,9 @@ STATE, MATCH, WEIGHT, MODEL = range(4)
 ROW_WORDS = 4
 
 # The acceptance model: a logistic function of these features of a token and the contexts it is drafted from.
-CONTEXTS = 4  # the longest ones are looked at
-CANDIDATES = 3  # of these the best continuations are compared
-SURE = 1.0  # log odds of a share (0.73) beyond which no other token is looked at
+CONTEXTS = 3  # the longest ones are looked at
+CANDIDATES = 2  # of these the best continuations are compared
+SURE = 0.5  # log odds of a share (0.62) beyond which no other token is looked at
 FEATURES = 7
 LEARNT = 32  # positions of a draft that are learnt from
 RATE_START, RATE_DECAY = 0.6, 0.95
@@ -483,43 +483,72 @@ def propose(
     out_probs,
     out_counts,
 ):
-    """Draft at most budgets[i] tokens for row which[i]; returns the number of drafted tokens."""
-    total = 0
+    """Draft at most budgets[i] tokens for row which[i]; returns the number of drafted tokens.
+
+    All rows get their first token, then all their second, and so on: what they touch next is fetched for all
+    of them at once, so that their waits for memory overlap.
+    """
+    states = np.zeros(which.size, np.int64)
+    lengths = np.empty(which.size, np.int64)
+    ahead = np.empty(which.size, np.int64)
+    probs = np.ones(which.size)
     spare = np.empty(FEATURES, np.float32)
+    active = np.empty(which.size, np.int64)
+    left = 0
     for i in range(which.size):
         r = which[i]
         out_counts[i] = 0
-        if budgets[i] <= 0 or addresses[trees[r]] == 0:
-            continue
-        block = _pointer(addresses[trees[r]])
-        base = _base(block)
-        state, length = _context(block, base, rows[r])
-        own = rows[r, WEIGHT] if rows[r, MATCH] < 0 else 0
-        model = models[rows[r, MODEL]]
-        prob = 1.0
-        n = 0
-        while n < budgets[i] and state > ROOT:
-            at = base + STATE_WORDS * state
-            target = np.int64(block[at + BEST])
-            if target == 0:
+        if budgets[i] > 0 and addresses[trees[r]] != 0:
+            block = _pointer(addresses[trees[r]])
+            states[i], lengths[i] = _context(block, _base(block), rows[r])
+            active[left] = i
+            left += 1
+    total = 0
+    n = 0
+    while left > 0:
+        for k in range(left):
+            i = active[k]
+            block = _pointer(addresses[trees[which[i]]])
+            base = _base(block)
+            while states[i] > ROOT and block[base + STATE_WORDS * states[i] + BEST] == 0:
                 # A sequence's end: what it repeats may go on elsewhere.
-                state = np.int64(block[at + LINK])
-                length = np.int64(block[base + STATE_WORDS * state + LENGTH])
+                states[i] = block[base + STATE_WORDS * states[i] + LINK]
+                lengths[i] = block[base + STATE_WORDS * states[i] + LENGTH]
+            ahead[i] = block[base + STATE_WORDS * states[i] + BEST]
+        for _ in range(1, CONTEXTS):
+            for k in range(left):
+                i = active[k]
+                block = _pointer(addresses[trees[which[i]]])
+                ahead[i] = block[_base(block) + STATE_WORDS * ahead[i] + LINK]
+        kept = 0
+        for k in range(left):
+            i = active[k]
+            if states[i] <= ROOT:
                 continue
+            r = which[i]
+            block = _pointer(addresses[trees[r]])
+            own = rows[r, WEIGHT] if n == 0 and rows[r, MATCH] < 0 else 0
             x = features[r, min(n, LEARNT)]
-            token, z, state, length = _choose(block, base, state, length, own, rates[r], model, x, spare)
-            prob /= 1.0 + np.exp(-z)
-            if prob < min_prob:
-                break
+            token, z, state, length = _choose(
+                block, _base(block), states[i], lengths[i], own, rates[r], models[rows[r, MODEL]], x, spare
+            )
+            probs[i] /= 1.0 + np.exp(-z)
+            if probs[i] < min_prob:
+                continue
             out_tokens[i, n] = token
-            out_probs[i, n] = prob
+            out_probs[i, n] = probs[i]
+            out_counts[i] = n + 1
             if n < LEARNT:
                 drafts[r, 1 + n] = token
-            n += 1
-            own = 0
-        out_counts[i] = n
-        drafts[r, 0] = min(n, LEARNT)
-        total += n
+            states[i], lengths[i] = state, length
+            total += 1
+            if n + 1 < budgets[i]:
+                active[kept] = i
+                kept += 1
+        left = kept
+        n += 1
+    for i in range(which.size):
+        drafts[which[i], 0] = min(out_counts[i], LEARNT)
     return total
 
 

@@ -121,7 +121,7 @@ def warm_up() -> None:
         if _warm:
             return
         _warm = True
-        note = threading.Timer(1.0, _log.warning, ("compiling the drafter's kernels (once, then cached) ...",))
+        note = threading.Timer(2.0, _log.warning, ("compiling the drafter's kernels (once, then cached) ...",))
         note.start()
         try:
             tree = SuffixTree()
