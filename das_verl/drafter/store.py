@@ -1,5 +1,6 @@
 """The trees of one step: built in the background, used in batches, released together."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from das_verl.drafter import _kernels as k
 from das_verl.drafter._rows import Rows
 from das_verl.drafter.tree import Block, as_tokens, warm_up
 
+_log = logging.getLogger(__name__)
 _FIRST_UNITS = 1024
 _LEARNING_RATE = 0.002
 _LIVE_WEIGHT = 2  # an occurrence in a sibling or in the request itself counts as much as two old ones
@@ -77,7 +79,7 @@ class _Step:
     threads: list[threading.Thread] = field(default_factory=list)
     histories: int = 0  # trees 1 to this one were built from history
     reserved: int = 0
-    build_s: float = 0.0
+    build_s: list[float] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -219,11 +221,12 @@ class TreeStore:
         return request
 
     def advance(self, requests: Sequence[Request], tokens: ArrayLike, counts: ArrayLike) -> None:
-        """Append verified tokens.
+        """Append verified tokens, and learn what became of the last drafts.
 
         Parameters
         ----------
         requests : sequence of Request
+            Each at most once; closed ones are ignored.
         tokens : array_like of int32, shape (sum of counts,)
         counts : array_like of int, shape (len(requests),)
 
@@ -251,6 +254,7 @@ class TreeStore:
         Parameters
         ----------
         requests : sequence of Request
+            Each at most once; closed ones get no draft.
         budgets : array_like of int, shape (len(requests),)
             Most tokens to draft; 0 for none.
 
@@ -309,14 +313,14 @@ class TreeStore:
         for request in list(self._open.values()):
             self.close(request)
         self._step.jobs.clear()
-        self._totals["build_s"] += self._step.build_s
+        self._totals["build_s"] += sum(self._step.build_s)
         self._step = _Step()
 
     def stats(self) -> StoreStats:
         """Return the store's figures."""
         blocks = [b for b in self._step.blocks if b is not None]
         totals = dict(self._totals)
-        totals["build_s"] += self._step.build_s
+        totals["build_s"] += sum(self._step.build_s)
         return StoreStats(
             tree_bytes=sum(b.nbytes for b in blocks),
             num_trees=len(blocks),
@@ -422,7 +426,7 @@ def _build(step: _Step) -> None:
             block = Block(capacity)
             block.build(sequences, np.ones(len(sequences), np.int32))
             step.blocks[tree] = block
-            step.build_s += time.perf_counter() - start
-        except BaseException as error:
+            step.build_s.append(time.perf_counter() - start)
+        except Exception as error:
+            _log.exception("building a tree failed: its problem gets no drafts in this step")
             step.error = error
-            return

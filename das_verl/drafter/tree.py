@@ -28,8 +28,13 @@ string is the most frequent next token, the smaller id on a tie.
 
 Cost
 ----
-Amortised O(1) expected a token, inserted and matched. With N tokens there are at most 2 N states and N slots
+Amortised O(1) expected a token, inserted and matched; where sequences grow in turns, a token may besides walk
+over contexts that another sequence has split meanwhile. With N tokens there are at most 2 N states and N slots
 in the table, so a block sized for N tokens can never run out in the middle of an insertion.
+
+Sources: Blumer, Blumer, Haussler, Ehrenfeucht, Chen, Seiferas: The Smallest Automaton Recognizing the Subwords
+of a Text (1985); for many texts at once, the 2020 paper above. Drafting from suffix trees of past rollouts:
+DAS (arXiv 2511.13841), SuffixDecoding (arXiv 2411.04975).
 """
 
 import logging
@@ -45,7 +50,8 @@ from das_verl.drafter._check import check_words
 from das_verl.drafter._rows import Rows
 
 _log = logging.getLogger(__name__)
-_MAX_UNITS = 2**30 - 8  # ids of states are int32, and a unit may need two of them
+_MAX_WEIGHT = 16
+_MAX_UNITS = 2**31 // _MAX_WEIGHT - 8  # counts and the ids of states, two for each token, stay in int32
 _HUGE = 1 << 23
 _warm_lock = threading.RLock()
 _warm = False
@@ -67,6 +73,11 @@ def as_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
             f"token ids must be in [0, 2**31 - 1), got {array.min()} to {array.max()}; strip padding first"
         )
     return np.require(array, np.int32, ["C", "W"])
+
+
+def _check_weight(weight: int) -> None:
+    if not 1 <= weight <= _MAX_WEIGHT:
+        raise ValueError(f"weight must be in 1..{_MAX_WEIGHT}, got {weight}")
 
 
 class Block:
@@ -184,7 +195,7 @@ class SuffixTree:
         ----------
         tokens : array_like of int, shape (n,)
         weight : int
-            What one occurrence counts.
+            What one occurrence counts, 1 to 16.
 
         Returns
         -------
@@ -194,9 +205,10 @@ class SuffixTree:
         Raises
         ------
         ValueError
-            If an id is outside [0, 2**31 - 1), or the tree would hold more than 2**30 tokens.
+            If an id is outside [0, 2**31 - 1), the weight out of range, or the tree too large (2**27 tokens).
         """
         array = as_tokens(tokens)
+        _check_weight(weight)
         self._check_room(array.size)
         self._pending.append((array.copy(), weight))
         self._ids += 1
@@ -211,6 +223,8 @@ class SuffixTree:
             As `add`.
         """
         array = as_tokens(prompt_tail)
+        _check_weight(weight)
+        self._check_room(array.size)
         self._flush()
         row = len(self._live)
         if row == len(self._rows):

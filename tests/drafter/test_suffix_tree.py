@@ -193,6 +193,14 @@ def test_bad_ids_are_refused_and_change_nothing(bad):
     assert cursor.draft().token_ids.tolist() == [2**31 - 2]
 
 
+@pytest.mark.parametrize("weight", [0, -1, 17])
+def test_bad_weights_are_refused(weight):
+    tree = SuffixTree()
+    for call in (tree.add, tree.open):
+        with pytest.raises(ValueError, match="weight"):
+            call([1], weight=weight)
+
+
 def test_too_many_tokens_are_refused(monkeypatch):
     monkeypatch.setattr("das_verl.drafter.tree._MAX_UNITS", 300)
     tree = SuffixTree()

@@ -11,6 +11,8 @@ import pytest
 
 from das_verl.drafter import SuffixTree, TreeStore
 from das_verl.drafter import _kernels as k
+from das_verl.drafter._check import check_words
+from das_verl.drafter._rows import Rows
 from das_verl.drafter.tree import Block
 
 
@@ -203,11 +205,8 @@ def test_cap_holds_while_requests_run(cap):
         text = history[b"p0"][0]
         store.advance([requests[0]], text[:50], [50])
         assert store.propose([requests[0]], [4])[0].tolist() == text[50:54].tolist()
-    for block in store._step.blocks:
-        if block:
-            from das_verl.drafter._check import check_words
-
-            check_words(block.words)
+    for block in filter(None, store._step.blocks):
+        check_words(block.words)
 
 
 def test_probabilities_are_learnt_for_each_temperature():
@@ -237,6 +236,28 @@ def test_probabilities_are_learnt_for_each_temperature():
     store.open("a", temperature=1.0)
     assert (store._rows.models[0] != store._rows.models[1]).any()
     assert len(store._rows.models) == 2
+
+
+def test_a_frozen_tree_still_matches_exactly():
+    rng = np.random.default_rng(7)
+    text = rng.integers(0, 3, 60).astype(np.int32)
+    block = Block(len(text) + 1)
+    block.build([text], np.ones(1, np.int32))
+    block.words[k.FROZEN] = 1
+    substrings = {text[i:j].tobytes() for i in range(60) for j in range(i, 61)}
+    rows = Rows(1)
+    rows.start(0, 1)
+    fed = np.empty(0, np.int32)
+    for _ in range(200):
+        new = rng.integers(0, 3, rng.integers(1, 4)).astype(np.int32)
+        if rng.random() < 0.3:
+            new = text[20:40]
+        bounds, done = np.array([0, new.size]), np.zeros(1, np.int64)
+        rows.advance(np.array([block.address]), np.zeros(1, np.int32), new, bounds, done, 0.0)
+        fed = np.concatenate([fed, new])[-60:]
+        longest = max(n for n in range(len(fed) + 1) if fed[len(fed) - n :].tobytes() in substrings)
+        assert k.context(block.address, rows.state[0]) == longest
+    check_words(block.words)
 
 
 def rss():
