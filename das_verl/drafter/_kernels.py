@@ -478,12 +478,14 @@ def propose(
     models,
     which,
     budgets,
-    min_prob,
+    min_probs,
     out_tokens,
     out_probs,
     out_counts,
 ):
-    """Draft at most budgets[i] tokens for row which[i]; returns the number of drafted tokens.
+    """Draft for row which[i] at most budgets[i] tokens, while their chance to be accepted is min_probs[i].
+
+    Returns the number of drafted tokens.
 
     All rows get their first token, then all their second, and so on: what they touch next is fetched for all
     of them at once, so that their waits for memory overlap.
@@ -533,7 +535,7 @@ def propose(
                 block, _base(block), states[i], lengths[i], own, rates[r], models[rows[r, MODEL]], x, spare
             )
             probs[i] /= 1.0 + np.exp(-z)
-            if probs[i] < min_prob:
+            if probs[i] < min_probs[i]:
                 continue
             out_tokens[i, n] = token
             out_probs[i, n] = probs[i]

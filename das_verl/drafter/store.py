@@ -248,7 +248,9 @@ class TreeStore:
                 if request in self._waiting:
                     self._waiting[request].append(flat[bounds[i] : bounds[i + 1]].copy())
 
-    def propose(self, requests: Sequence[Request], budgets: ArrayLike) -> list[NDArray[np.int32]]:
+    def propose(
+        self, requests: Sequence[Request], budgets: ArrayLike, min_probs: ArrayLike | None = None
+    ) -> list[NDArray[np.int32]]:
         """Draft for a batch.
 
         Parameters
@@ -257,6 +259,9 @@ class TreeStore:
             Each at most once; closed ones get no draft.
         budgets : array_like of int, shape (len(requests),)
             Most tokens to draft; 0 for none.
+        min_probs : array_like of float, shape (len(requests),), optional
+            What a drafted token's chance to be accepted must be for each request, in place of `min_prob`: its
+            price where verification costs more for some than for others.
 
         Returns
         -------
@@ -265,7 +270,9 @@ class TreeStore:
         limits = _vector(budgets)
         out = np.empty((len(requests), max(1, int(limits.max(initial=0)))), np.int32)
         counts = np.empty(len(requests), np.int32)
-        self.propose_into(_slots(requests), limits, out, counts)
+        if min_probs is not None:
+            min_probs = np.ascontiguousarray(min_probs, np.float64)
+        self.propose_into(_slots(requests), limits, out, counts, None, min_probs)
         return [out[i, :n] for i, n in enumerate(counts.tolist())]
 
     def propose_into(
@@ -275,6 +282,7 @@ class TreeStore:
         out_tokens: NDArray[np.int32],
         out_counts: NDArray[np.int32],
         out_probs: NDArray[np.float32] | None = None,
+        min_probs: NDArray[np.float64] | None = None,
     ) -> int:
         """Draft for a batch into given arrays and return the number of drafted tokens.
 
@@ -287,14 +295,16 @@ class TreeStore:
         out_counts : ndarray of int32, shape (n,)
         out_probs : ndarray of float32, shape of out_tokens, optional
             Predicted acceptance up to and including each token.
+        min_probs : ndarray of float64, shape (n,), optional
+            As in `propose`.
         """
         start = time.perf_counter()
         self._catch_up()
         if out_probs is None:
             out_probs = np.empty(out_tokens.shape, np.float32)
-        drafted = self._rows.propose(
-            self._step.addresses, slots, budgets, self.min_prob, out_tokens, out_probs, out_counts
-        )
+        if min_probs is None:
+            min_probs = np.full(len(slots), self.min_prob)
+        drafted = self._rows.propose(self._step.addresses, slots, budgets, min_probs, out_tokens, out_probs, out_counts)
         self._totals["drafted"] += drafted
         self._totals["draft_s"] += time.perf_counter() - start
         return int(drafted)

@@ -367,6 +367,6 @@ class Cursor:
         count = np.zeros(1, np.int32)
         which = np.array([self._row], np.int32)
         budget = np.array([max_tokens], np.int32)
-        tree._rows.propose(tree._addresses, which, budget, float(min_prob), tokens, probs, count)
+        tree._rows.propose(tree._addresses, which, budget, np.array([min_prob], np.float64), tokens, probs, count)
         n = int(count[0])
         return Draft(tokens[0, :n], probs[0, :n], self.match_len)

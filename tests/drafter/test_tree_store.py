@@ -155,6 +155,20 @@ def test_many_requests_reuse_their_slots():
     assert not store._open
 
 
+def test_each_request_has_its_price():
+    history = rollouts(8, problems=1)
+    store = TreeStore()
+    store.begin_step(history)
+    store.wait()
+    requests = [store.open(b"p0", history[b"p0"][0][:5]) for _ in range(3)]
+    slots = np.array([r.slot for r in requests], np.int32)
+    tokens, counts = np.empty((3, 30), np.int32), np.empty(3, np.int32)
+    probs = np.empty((3, 30), np.float32)
+    store.propose_into(slots, np.full(3, 30, np.int32), tokens, counts, probs, np.array([0.0, 0.3, 1.0]))
+    assert counts.tolist() == [30, (probs[0] >= 0.3).sum(), 0]
+    assert [len(d) for d in store.propose(requests, [30] * 3, [1.0, 0.3, 0.0])] == counts[::-1].tolist()
+
+
 @pytest.mark.parametrize("tokens", [[1, -1], [2**31 - 1]])
 def test_bad_ids_change_nothing(tokens):
     store = TreeStore()
