@@ -31,7 +31,7 @@ DEPTH = 64
 STATE, MATCH, WEIGHT, MODEL = range(4)
 ROW_WORDS = 4
 
-# The acceptance model: a logistic function of these features of a token and the contexts it is drafted from.
+# The acceptance model: a logistic function of a token's features in the contexts it is drafted from.
 CONTEXTS = 3  # the longest ones are looked at
 CANDIDATES = 2  # of these the best continuations are compared
 SURE = 0.5  # log odds of a share (0.62) beyond which no other token is looked at
@@ -316,20 +316,17 @@ def _log(n):
     return _LOG[min(n, _LOG.size - 1)]
 
 
-@njit(nogil=True)
-def _features(block, base, state, target, token, length, own, rate, out):
-    """Features of `token`, which leads from `state` to `target` (0: nowhere).
+@njit(nogil=True, error_model="numpy")
+def _evidence(block, base, state, target, token, own):
+    """What the longest contexts say of `token`, which leads from `state` to `target` (0: nowhere).
 
-    `length` tokens of the state match, and `own` of the contexts' counts are void: the end that is drafted
-    from. The features: a constant, the token's share blended over contexts (each counts as one more
-    observation for the next longer one) and its share in the shortest of them, both as log odds, the
-    logarithms of the two longest contexts' lengths, the request's recent hit rate, and its product with the
-    first of them.
+    `own` of the contexts' counts are void: the end that is drafted from. Returns the log odds of the token's
+    share blended over contexts (each counts as one more observation for the next longer one) and of its share
+    in the shortest of them, and the logarithm of the second longest context's length.
     """
     share = 0.0
     left = 1.0
-    count = total = np.int64(0)
-    second = np.int64(0)
+    count = total = second = np.int64(0)
     for i in range(CONTEXTS):
         at = base + STATE_WORDS * state
         count = np.int64(block[base + STATE_WORDS * target + COUNT])
@@ -348,36 +345,37 @@ def _features(block, base, state, target, token, length, own, rate, out):
             link = np.int64(block[base + STATE_WORDS * target + LINK])
             if block[base + STATE_WORDS * link + LENGTH] > block[base + STATE_WORDS * state + LENGTH]:
                 target = link
-    out[0] = 1.0
-    out[1] = np.log(share / (1.0 - share))
-    out[2] = _log(count) - _log(total - count)
-    out[3] = _log(length)
-    out[4] = _log(second)
-    out[5] = rate
-    out[6] = rate * out[3]
+    return np.log(share / (1.0 - share)), _log(count) - _log(total - count), _log(second)
 
 
 @njit(nogil=True)
-def _score(model, x):
-    z = 0.0
-    for f in range(FEATURES):
-        z += model[f] * x[f]
-    return z
+def _score(model, blended, shortest, length, second, rate):
+    """The acceptance model: a constant and six features, in this order."""
+    return (
+        model[0]
+        + model[1] * blended
+        + model[2] * shortest
+        + model[3] * length
+        + model[4] * second
+        + model[5] * rate
+        + model[6] * rate * length
+    )
 
 
 @njit(nogil=True)
-def _choose(block, base, state, length, own, rate, model, out, spare):
-    """The likeliest among the best continuations of the longest contexts.
+def _choose(block, base, state, length, own, rate, model, out):
+    """The likeliest of the best continuations of the longest contexts.
 
     Returns the token, its score, and the state and match length after it; its features are in `out`.
     """
+    matched = _log(length)
     target = np.int64(block[base + STATE_WORDS * state + BEST])
     token = block[base + STATE_WORDS * target + TOKEN]
-    _features(block, base, state, target, token, length, own, rate, out)
-    z = _score(model, out)
+    blended, shortest, second = _evidence(block, base, state, target, token, own)
+    z = _score(model, blended, shortest, matched, second, rate)
     context = state
     for _ in range(1, CANDIDATES):
-        if out[1] > SURE:
+        if blended > SURE:
             break
         context = np.int64(block[base + STATE_WORDS * context + LINK])
         if context <= ROOT:
@@ -387,12 +385,17 @@ def _choose(block, base, state, length, own, rate, model, out, spare):
         if rival == token:
             continue
         best = _follow(block, base, state, rival)
-        _features(block, base, state, best, rival, length, own, rate, spare)
-        rival_z = _score(model, spare)
+        a, b, second = _evidence(block, base, state, best, rival, own)
+        rival_z = _score(model, a, b, matched, second, rate)
         if rival_z > z:
-            token, z, target = rival, rival_z, best
-            for f in range(FEATURES):
-                out[f] = spare[f]
+            token, z, target, blended, shortest = rival, rival_z, best, a, b
+    out[0] = 1.0
+    out[1] = blended
+    out[2] = shortest
+    out[3] = matched
+    out[4] = second
+    out[5] = rate
+    out[6] = rate * matched
     while target == 0:
         state = np.int64(block[base + STATE_WORDS * state + LINK])
         length = np.int64(block[base + STATE_WORDS * state + LENGTH])
@@ -410,9 +413,10 @@ def _learn(model, features, draft, tokens, first, last, rate):
     for n in range(min(draft[0], last - first)):
         hit = draft[1 + n] == tokens[first + n]
         if n < LEARNT:
-            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-_score(model, features[n])))
+            x = features[n]
+            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-_score(model, x[1], x[2], x[3], x[4], x[5])))
             for f in range(FEATURES):
-                model[f] += rate * error * features[n, f]
+                model[f] += rate * error * x[f]
         if not hit:
             break
         accepted += 1
@@ -486,71 +490,40 @@ def propose(
     """Draft for row which[i] at most budgets[i] tokens, while their chance to be accepted is min_probs[i].
 
     Returns the number of drafted tokens.
-
-    All rows get their first token, then all their second, and so on: what they touch next is fetched for all
-    of them at once, so that their waits for memory overlap.
     """
-    states = np.zeros(which.size, np.int64)
-    lengths = np.empty(which.size, np.int64)
-    ahead = np.empty(which.size, np.int64)
-    probs = np.ones(which.size)
-    spare = np.empty(FEATURES, np.float32)
-    active = np.empty(which.size, np.int64)
-    left = 0
+    total = 0
     for i in range(which.size):
         r = which[i]
         out_counts[i] = 0
-        if budgets[i] > 0 and addresses[trees[r]] != 0:
-            block = _pointer(addresses[trees[r]])
-            states[i], lengths[i] = _context(block, _base(block), rows[r])
-            active[left] = i
-            left += 1
-    total = 0
-    n = 0
-    while left > 0:
-        for k in range(left):
-            i = active[k]
-            block = _pointer(addresses[trees[which[i]]])
-            base = _base(block)
-            while states[i] > ROOT and block[base + STATE_WORDS * states[i] + BEST] == 0:
+        if budgets[i] <= 0 or addresses[trees[r]] == 0:
+            continue
+        block = _pointer(addresses[trees[r]])
+        base = _base(block)
+        state, length = _context(block, base, rows[r])
+        own = rows[r, WEIGHT] if rows[r, MATCH] < 0 else 0
+        model = models[rows[r, MODEL]]
+        prob = 1.0
+        n = 0
+        while n < budgets[i] and state > ROOT:
+            if block[base + STATE_WORDS * state + BEST] == 0:
                 # A sequence's end: what it repeats may go on elsewhere.
-                states[i] = block[base + STATE_WORDS * states[i] + LINK]
-                lengths[i] = block[base + STATE_WORDS * states[i] + LENGTH]
-            ahead[i] = block[base + STATE_WORDS * states[i] + BEST]
-        for _ in range(1, CONTEXTS):
-            for k in range(left):
-                i = active[k]
-                block = _pointer(addresses[trees[which[i]]])
-                ahead[i] = block[_base(block) + STATE_WORDS * ahead[i] + LINK]
-        kept = 0
-        for k in range(left):
-            i = active[k]
-            if states[i] <= ROOT:
+                state = np.int64(block[base + STATE_WORDS * state + LINK])
+                length = np.int64(block[base + STATE_WORDS * state + LENGTH])
                 continue
-            r = which[i]
-            block = _pointer(addresses[trees[r]])
-            own = rows[r, WEIGHT] if n == 0 and rows[r, MATCH] < 0 else 0
             x = features[r, min(n, LEARNT)]
-            token, z, state, length = _choose(
-                block, _base(block), states[i], lengths[i], own, rates[r], models[rows[r, MODEL]], x, spare
-            )
-            probs[i] /= 1.0 + np.exp(-z)
-            if probs[i] < min_probs[i]:
-                continue
+            token, z, state, length = _choose(block, base, state, length, own, rates[r], model, x)
+            prob /= 1.0 + np.exp(-z)
+            if prob < min_probs[i]:
+                break
             out_tokens[i, n] = token
-            out_probs[i, n] = probs[i]
-            out_counts[i] = n + 1
+            out_probs[i, n] = prob
             if n < LEARNT:
                 drafts[r, 1 + n] = token
-            states[i], lengths[i] = state, length
-            total += 1
-            if n + 1 < budgets[i]:
-                active[kept] = i
-                kept += 1
-        left = kept
-        n += 1
-    for i in range(which.size):
-        drafts[which[i], 0] = min(out_counts[i], LEARNT)
+            n += 1
+            own = 0
+        out_counts[i] = n
+        drafts[r, 0] = min(n, LEARNT)
+        total += n
     return total
 
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from das_verl.drafter import _kernels as k
 
-# Weights of the acceptance model before it has learnt anything (features: see `_kernels._features`). Fitted by
+# Weights of the acceptance model before it has learnt anything (features: `_kernels._score`). Fitted by
 # logistic regression on rollouts of a 3 B policy on mathematics, with trees of rollouts 400 updates older.
 START = np.array([-1.03, 0.62, 0.19, 0.47, -0.53, -0.04, 0.46])
 
