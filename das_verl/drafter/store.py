@@ -235,7 +235,8 @@ class TreeStore:
         ValueError
             If shapes disagree or an id is outside [0, 2**31 - 1); nothing is appended then.
         """
-        flat = _vector(tokens)
+        # The kernel checks int32 itself, in passing.
+        flat = _vector(tokens if getattr(tokens, "dtype", None) == np.int32 else as_tokens(tokens))
         bounds = np.zeros(len(requests) + 1, np.int64)
         steps = np.asarray(counts, np.int64)
         np.cumsum(steps, out=bounds[1:])

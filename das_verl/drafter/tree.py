@@ -15,7 +15,7 @@ reversed text, so everything a suffix tree answers is there. It is used instead 
   is the longest suffix that also occurs elsewhere, be it earlier in the same sequence or in a sibling. So a
   cursor costs nothing, and matches have no length limit;
 * every context of the match, shorter by shorter, is a chain of suffix links;
-* states hold their best continuation as a state, so a draft follows pointers and looks nothing up. The text
+* states hold their best continuation as a state, so a draft follows pointers and looks little up. The text
   itself is not needed and not stored.
 
 Counts
