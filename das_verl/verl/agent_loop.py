@@ -20,9 +20,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from das_verl.history import prompt_key
 from das_verl.verl.metrics import log_speculation
 
-
 # The class that verl decorated with ray.remote, which cannot be subclassed itself.
-_AgentLoopWorkerTQ: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+_AgentLoopWorkerTQ: Any = vars(AgentLoopWorkerTQ)["__ray_metadata__"].modified_class
 
 
 @dataclass

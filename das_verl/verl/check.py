@@ -99,7 +99,6 @@ def check_cpu(config: DictConfig) -> None:
     needs = {
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.actor.strategy": "fsdp2",
-        "actor_rollout_ref.model.use_remove_padding": False,
         "actor_rollout_ref.model.use_liger": False,
         "actor_rollout_ref.model.use_fused_kernels": False,
         "actor_rollout_ref.rollout.enable_sleep_mode": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,7 @@ def fix_expansion() -> None:
         cpu_triton_utils.expand_kernel[(len(x),)](out, x, cumulative, old, new, MAX_NUM_TOKENS=n)
         return out
 
+    @functools.wraps(rejection_sampler.expand_batch_to_tokens)
     def expand_batch_to_tokens(
         x: torch.Tensor,
         cu_num_tokens: torch.Tensor,

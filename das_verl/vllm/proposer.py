@@ -176,7 +176,7 @@ class Proposer:
             return None
         prompt = int(state.num_prompt_tokens)
         tail = token_ids_cpu[row, max(0, prompt - self._config.prompt_tail) : prompt]
-        request = self._requests[req_id] = self._store.open(key, tail)
+        request = self._requests[req_id] = self._store.open(key, tail, params.temperature)
         slot = request.slot
         while slot >= len(self._seen):
             self._seen, self._end, self._last, self._tally = (

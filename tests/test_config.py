@@ -1,0 +1,37 @@
+from dataclasses import fields
+
+import pytest
+
+from das_verl.config import ConfigError, DasConfig
+
+
+def test_the_shipped_defaults_are_valid_and_complete(das_section):
+    config = DasConfig.parse(das_section)
+    assert [f.name for f in fields(config)] == list(das_section)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"windo": 3}, r"das\.windo is not a setting; the settings are window, "),
+        ({"window": -1}, r"das\.window=-1 is out of range; it must lie in \[1, 4096\]"),
+        ({"window": 2.5}, r"das\.window=2\.5 must be a whole number"),
+        ({"window": True}, r"das\.window=True must be a whole number"),
+        ({"window": "many"}, r"das\.window='many' must be a whole number"),
+        ({"max_draft": 0}, r"das\.max_draft=0 is out of range"),
+        ({"max_draft": 129}, r"das\.max_draft=129 is out of range"),
+        ({"verify_tokens": 0}, r"das\.verify_tokens=0 is out of range"),
+        ({"min_prob": "high"}, r"das\.min_prob='high' must be a number"),
+        ({"min_prob": float("nan")}, r"das\.min_prob=nan is out of range"),
+        ({"tree_gb": 0}, r"das\.tree_gb=0 is out of range"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_to_do(das_section, change, line):
+    with pytest.raises(ConfigError, match=line):
+        DasConfig.parse(das_section | change)
+
+
+def test_a_missing_setting_is_named(das_section):
+    del das_section["window"]
+    with pytest.raises(ConfigError, match=r"das\.window is missing"):
+        DasConfig.parse(das_section)
