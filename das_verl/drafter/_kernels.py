@@ -471,6 +471,27 @@ def advance(addresses, trees, rows, rates, drafts, features, models, which, toke
     return stopped, accepted
 
 
+@njit(nogil=True)
+def _touch(addresses, trees, rows, which):
+    """Bring what all rows' first drafted tokens need into the cache, so that their waits for memory overlap."""
+    contexts = np.zeros(which.size, np.int64)
+    targets = np.zeros(which.size, np.int64)
+    for level in range(CONTEXTS + 1):
+        for i in range(which.size):
+            r = which[i]
+            if addresses[trees[r]] == 0:
+                continue
+            block = _pointer(addresses[trees[r]])
+            base = _base(block)
+            if level == 0:
+                contexts[i] = _context(block, base, rows[r])[0]
+            elif level == 1:
+                targets[i] = block[base + STATE_WORDS * contexts[i] + BEST]
+            else:
+                targets[i] = block[base + STATE_WORDS * targets[i] + LINK]
+                contexts[i] = block[base + STATE_WORDS * contexts[i] + LINK]
+
+
 @njit(nogil=True, cache=True)
 def propose(
     addresses,
@@ -491,6 +512,7 @@ def propose(
 
     Returns the number of drafted tokens.
     """
+    _touch(addresses, trees, rows, which)
     total = 0
     for i in range(which.size):
         r = which[i]
