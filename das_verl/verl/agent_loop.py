@@ -98,6 +98,6 @@ class AgentLoopManager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: Any) -> None:
         """Announce a training batch to the scheduler, then dispatch it as verl does."""
-        if not prompts.get("validate", False):
+        if not ("validate" in prompts and prompts["validate"]):
             ray.get(self._scheduler.begin_step.remote([fingerprint(p) for p in prompts["raw_prompt"]]))
         super().generate_sequences(prompts)

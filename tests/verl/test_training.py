@@ -12,8 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import ROOT
-
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
 QUICKSTART = ROOT / "recipes/quickstart"
 
