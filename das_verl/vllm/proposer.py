@@ -143,8 +143,7 @@ class Proposer:
                 rows = self._rows[active]
                 slots = np.fromiter((r.slot for r in requests), np.int32, len(requests))
                 lengths = num_tokens_no_spec[rows].astype(np.int64)
-                self._insert(requests, rows, slots, lengths, token_ids_cpu)
-                if budget:
+                if self._insert(requests, rows, slots, lengths, token_ids_cpu) and budget:
                     self._draft(rows, slots, lengths, budget, drafts)
         self._draft_s += time.perf_counter() - start
         return drafts
@@ -195,13 +194,20 @@ class Proposer:
         slots: np.ndarray,
         lengths: np.ndarray,
         token_ids_cpu: np.ndarray,
-    ) -> None:
-        """Insert the tokens verified since the last time, and count what became of the last drafts."""
+    ) -> bool:
+        """Insert the tokens verified since the last time, and count what became of the last drafts.
+
+        Returns False, and does nothing, where the tokens are not all known.
+        """
         seen = self._seen[slots]
         new = np.maximum(lengths - seen, 0)
         offsets = np.cumsum(new) - new
         columns = np.arange(int(new.sum())) + np.repeat(seen - offsets, new)
-        self._store.advance(requests, token_ids_cpu[np.repeat(rows, new), columns], new)
+        tokens = token_ids_cpu[np.repeat(rows, new), columns]
+        if tokens.min(initial=0) < 0:
+            # The placeholder of a token that is not known yet: what follows it is not known either.
+            return False
+        self._store.advance(requests, tokens, new)
         self._seen[slots] = seen + new
         self._tokens += int(new.sum())
         last = self._last[slots]
@@ -211,6 +217,7 @@ class Proposer:
             verified[:, None], np.stack([last, np.minimum(new - 1, last), np.ones_like(last)], axis=1), 0
         )
         self._last[slots] = 0
+        return True
 
     def _draft(
         self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray, budget: int, drafts: list[list[int]]

@@ -164,6 +164,14 @@ def test_many_running_requests_draft_nothing_and_their_tokens_are_not_lost(make_
     assert runner.step({"a": [STORY[10] + 1000]})["a"] == [STORY[11] + 1000, STORY[12] + 1000, STORY[13] + 1000]
 
 
+def test_a_placeholder_is_not_a_token(runner):
+    runner.add("a")
+    runner.step({"a": STORY[:1]})
+    assert runner.step({"a": [-1]})["a"] == []
+    runner.text["a"][-1] = STORY[1]
+    assert runner.step({"a": STORY[2:3]})["a"] == STORY[3:7]
+
+
 def test_counts_tell_drafted_accepted_and_verified(runner):
     runner.add("a")
     runner.step({"a": STORY[:1]})
