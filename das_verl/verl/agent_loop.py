@@ -98,6 +98,8 @@ class AgentLoopManager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: Any) -> None:
         """Announce a training batch to the scheduler, then dispatch it as verl does."""
-        if not ("validate" in prompts and prompts["validate"]):
+        # `get` would return a TensorDict's wrapper of the value, which has no truth value.
+        validate = prompts["validate"] if "validate" in prompts else False  # noqa: SIM401
+        if not validate:
             ray.get(self._scheduler.begin_step.remote([fingerprint(p) for p in prompts["raw_prompt"]]))
         super().generate_sequences(prompts)
