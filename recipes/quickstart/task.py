@@ -17,7 +17,7 @@ import reasoning_gym
 
 DATA_SOURCE = "reasoning_gym/gcd"
 # Chance that a subtraction of two equal numbers comes out off by one, before RL.
-SLIP = 0.22
+SLIP = 0.25
 
 
 class Stratum(NamedTuple):
@@ -32,9 +32,9 @@ class Stratum(NamedTuple):
 
 STRATA = (
     Stratum("short", 8, 99, 20, 60),
-    Stratum("medium", 5, 999, 60, 150),
-    Stratum("long", 2, 999, 150, 400),
-    Stratum("very long", 1, 999, 500, 1000),
+    Stratum("medium", 5, 199, 60, 150),
+    Stratum("long", 2, 399, 150, 400),
+    Stratum("very long", 1, 399, 500, 1000),
 )
 CYCLE = sum(stratum.share for stratum in STRATA)
 
