@@ -9,6 +9,7 @@ partial output, or is a later turn), and when that trajectory is complete.
 from __future__ import annotations
 
 import hashlib
+import json
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,13 @@ _current: ContextVar[Trajectory | None] = ContextVar("das_trajectory", default=N
 
 
 def fingerprint(raw_prompt: Any) -> str:
-    """Name a raw prompt (the messages of one row of the data set) before it is tokenised."""
-    return hashlib.blake2b(repr(list(raw_prompt)).encode(), digest_size=16).hexdigest()
+    """Name a raw prompt (the messages of one row of the data set) before it is tokenised.
+
+    Images and the like count by their type alone: prompts that share their text share a name, and so the history
+    that is sent ahead of them, but never a key.
+    """
+    text = json.dumps(list(raw_prompt), default=lambda value: type(value).__name__)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class TaggingClient:
@@ -51,6 +57,8 @@ class TaggingClient:
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_client":  # while a copy is being made
+            raise AttributeError(name)
         return getattr(self._client, name)
 
     async def generate(
@@ -70,7 +78,8 @@ class AgentLoopWorker(_AgentLoopWorkerTQ):
     """verl's agent-loop worker; knows where each training trajectory begins and ends."""
 
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, TaggingClient(llm_client), *args, **kwargs)
+        super().__init__(config, llm_client, *args, **kwargs)
+        self.llm_client = TaggingClient(llm_client)
         self._scheduler = llm_client._load_balancer
 
     async def _run_agent_loop(self, sampling_params: dict, trajectory: dict, **kwargs: Any) -> Any:

@@ -44,6 +44,21 @@ def check_das(config: DictConfig) -> None:
             f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: +das=on supports sync only, so far; "
             "set trainer.v1.trainer_mode=sync"
         )
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0"):
+        raise ConfigError("VLLM_USE_V2_MODEL_RUNNER is set: +das=on needs vLLM's V1 model runner; unset it")
+    refused = {
+        "actor_rollout_ref.rollout.full_determinism": "drafts depend on timing",
+        "algorithm.filter_groups.enable": "it adds prompts in the middle of a step",
+        "trainer.v1.sampler.sync_refill_failed_groups": "it adds prompts in the middle of a step",
+    }
+    for key, why in refused.items():
+        if OmegaConf.select(config, key):
+            raise ConfigError(f"{key}=True is not supported with +das=on ({why}); set it to False, or drop +das=on")
+    if rollout.data_parallel_size > 1:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.data_parallel_size={rollout.data_parallel_size} is not supported with +das=on; "
+            "set it to 1 and let verl run more replicas"
+        )
     mtp = actor_rollout.model.get("mtp")
     if mtp is not None and mtp.get("enable_rollout"):
         raise ConfigError(
@@ -95,10 +110,10 @@ def check_cpu(config: DictConfig) -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         raise ConfigError("+platform=cpu needs the environment variable VERL_PLATFORM=cpu; set it before the command")
     _check_plugins()
-    actor_rollout = config.actor_rollout_ref
     needs = {
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.ref.strategy": "fsdp2",
         "actor_rollout_ref.model.use_liger": False,
         "actor_rollout_ref.model.use_fused_kernels": False,
         "actor_rollout_ref.rollout.enable_sleep_mode": False,
@@ -114,8 +129,11 @@ def check_cpu(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if value != needed:
             raise ConfigError(f"{key}={value} cannot run on a CPU; it must be {needed}")
-    if actor_rollout.model.get("lora_rank", 0) > 0:
-        raise ConfigError("actor_rollout_ref.model.lora_rank cannot be used on a CPU; set it to 0")
+    for key in ("lora_rank", "lora.rank"):
+        if (OmegaConf.select(config.actor_rollout_ref.model, key) or 0) > 0:
+            raise ConfigError(f"actor_rollout_ref.model.{key} cannot be used on a CPU; set it to 0")
+    if config.algorithm.adv_estimator == "gae":
+        raise ConfigError("algorithm.adv_estimator=gae trains a critic, which cannot run on a CPU; use grpo")
     _check_external_lib(config)
 
 
@@ -175,11 +193,10 @@ def _check_plugins() -> None:
 
 def _check_external_lib(config: DictConfig) -> None:
     libs = config.actor_rollout_ref.model.external_lib
-    if "das_verl.verl.register" not in ([libs] if isinstance(libs, str) else libs or []):
-        raise ConfigError(
-            f"actor_rollout_ref.model.external_lib={libs} drops das-verl; "
-            f"write actor_rollout_ref.model.external_lib=[das_verl.verl.register,{libs}]"
-        )
+    libs = [libs] if isinstance(libs, str) else list(libs or [])
+    if "das_verl.verl.register" not in libs:
+        needed = ",".join(["das_verl.verl.register", *libs])
+        raise ConfigError(f"actor_rollout_ref.model.external_lib drops das-verl; set it to [{needed}]")
 
 
 class CheckConfig(Callback):

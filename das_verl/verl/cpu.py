@@ -4,7 +4,7 @@ verl asks its platform object for everything that depends on the device. This mo
 answers for a CPU, and fills the two gaps that no platform method covers, each in a function of its own that
 checks first whether it is still needed. Nothing in verl's tree changes.
 
-What a CPU cannot do is refused by :func:`check_cpu_config`, in the driver, before anything starts.
+What a CPU cannot do is refused by :func:`das_verl.verl.check.check_cpu`, in the driver, before anything starts.
 """
 
 from __future__ import annotations

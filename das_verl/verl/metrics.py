@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,8 +58,11 @@ def log_speculation(end_step: Callable[[], dict[str, float]]) -> None:
     """
     from verl.trainer.ppo.v1 import trainer_base
 
-    original = trainer_base.compute_spec_decode_metrics
+    original = getattr(
+        trainer_base.compute_spec_decode_metrics, "__wrapped__", trainer_base.compute_spec_decode_metrics
+    )
 
+    @functools.wraps(original)
     def with_das(*args: Any, **kwargs: Any) -> dict[str, float]:
         return {**end_step(), **original(*args, **kwargs)}
 

@@ -32,7 +32,8 @@ class Server(vLLMHttpServer):
 
     async def sleep(self) -> None:
         """Release the step's trees, then sleep; called by verl when the rollout is over."""
-        if self._drafts() and self._counts is None:
+        # Only the replica's first node has the engine.
+        if self.node_rank == 0 and self._drafts() and self._counts is None:
             self._counts = await self._end_step()
         await super().sleep()
 
@@ -49,9 +50,8 @@ class Server(vLLMHttpServer):
 
     async def das_end_step(self) -> dict[str, Any]:
         """Release the trees of the step, if ``sleep`` has not, and return what the drafter counted in it."""
-        if self._counts is None:
-            self._counts = await self._end_step()
-        return self._counts
+        counts, self._counts = self._counts, None
+        return await self._end_step() if counts is None else counts
 
     async def _end_step(self) -> dict[str, Any]:
         # Every tensor-parallel rank drafts the same; the first speaks for all.

@@ -79,7 +79,14 @@ class Proposer:
             )
 
     def attach(self, runner: Any) -> None:
-        """Take the model runner, which knows the request ids behind the rows of a batch."""
+        """Take the model runner, which knows the request ids behind the rows of a batch.
+
+        vLLM (gpu_model_runner.py, ``_input_fits_in_drafter``) asks for no drafts, and verifies zeros instead, for the
+        whole batch as soon as one request comes within a draft of ``max_model_len``. That protects draft models;
+        here each draft is cut to its request's room, so the limit is put out of reach.
+        """
+        if hasattr(runner, "effective_drafter_max_model_len"):
+            runner.effective_drafter_max_model_len = self._max_model_len + self._max_draft + 1
         self._runner = runner
 
     def begin_step(self, history: Mapping[Any, Sequence[Any]]) -> None:

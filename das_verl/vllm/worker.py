@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from das_verl.vllm.proposer import Proposer
+
 
 def pack_history(history: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
     """Lay out trajectories by key in plain types that every RPC layer carries: str, int, bytes.
@@ -43,7 +45,10 @@ class DrafterExtension:
 
     def das_attach(self) -> None:
         """Hand the model runner to the drafter, which cannot draft before; call it once the engine is up."""
-        self.model_runner.drafter.attach(self.model_runner)
+        drafter = getattr(self.model_runner, "drafter", None)
+        if not isinstance(drafter, Proposer):
+            raise RuntimeError(f"this model runner drafts with {type(drafter).__name__}, not with das-verl's proposer")
+        drafter.attach(self.model_runner)
 
     def das_begin_step(self, packed: dict[str, Any]) -> None:
         """Start building the trees of a step from :func:`pack_history`'s layout; returns at once."""

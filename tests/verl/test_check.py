@@ -62,7 +62,13 @@ def test_on_resolves_and_every_key_can_be_overridden():
         (["actor_rollout_ref.rollout.checkpoint_engine.backend=delta_sharded"], "delta_sharded is not supported"),
         (["actor_rollout_ref.rollout.disaggregation.enabled=true"], "disaggregation.enabled=True"),
         (["actor_rollout_ref.rollout.router_config_path=mine.yaml"], "router_config_path=mine.yaml"),
-        (["actor_rollout_ref.model.external_lib=mine"], "external_lib=[das_verl.verl.register,mine]"),
+        (["actor_rollout_ref.model.external_lib=mine"], "set it to [das_verl.verl.register,mine]"),
+        (["actor_rollout_ref.model.external_lib=[a,b]"], "set it to [das_verl.verl.register,a,b]"),
+        (["actor_rollout_ref.model.external_lib=null"], "set it to [das_verl.verl.register]"),
+        (["actor_rollout_ref.rollout.full_determinism=true"], "full_determinism=True"),
+        (["actor_rollout_ref.rollout.data_parallel_size=2"], "data_parallel_size=2"),
+        (["++algorithm.filter_groups.enable=true"], "filter_groups.enable=True"),
+        (["trainer.v1.sampler.sync_refill_failed_groups=true"], "sync_refill_failed_groups=True"),
         (["~actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.das"], "has lost its key das"),
     ],
 )
@@ -92,12 +98,15 @@ def test_unsupported_versions_are_refused(vllm_is_found, package, version):
         (["actor_rollout_ref.actor.strategy=fsdp"], "strategy=fsdp cannot run on a CPU; it must be fsdp2"),
         (["actor_rollout_ref.rollout.quantization=fp8"], "quantization=fp8"),
         (["actor_rollout_ref.model.lora_rank=8"], "lora_rank"),
+        (["actor_rollout_ref.ref.strategy=fsdp"], "ref.strategy=fsdp"),
+        (["++actor_rollout_ref.model.lora.rank=8"], "lora.rank"),
+        (["algorithm.adv_estimator=gae"], "use grpo"),
         (["trainer.nnodes=2"], "trainer.nnodes=2"),
     ],
 )
 def test_what_a_cpu_cannot_do_is_refused(monkeypatch, overrides, line):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    config = composed("+platform=cpu", *overrides)
+    config = composed("+platform=cpu", "algorithm.adv_estimator=grpo", *overrides)
     if line is None:
         check.check_cpu(config)
     else:
@@ -110,6 +119,12 @@ def test_the_cpu_platform_needs_its_variable(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     with pytest.raises(ConfigError, match="VERL_PLATFORM=cpu; set it before the command"):
         check.check_cpu(composed("+platform=cpu"))
+
+
+def test_vllms_second_model_runner_is_refused(monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ConfigError, match="VLLM_USE_V2_MODEL_RUNNER"):
+        check.check_das(composed("+das=on"))
 
 
 def test_a_plugin_list_without_das_is_refused(monkeypatch):
