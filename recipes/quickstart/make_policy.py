@@ -7,22 +7,19 @@ Usage: python recipes/quickstart/make_policy.py [--out DIR] [--steps N]
 """
 
 import argparse
+import os
 from itertools import islice
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import task
 import torch
 from rich.console import Console
-from rich.progress import Progress, TextColumn, track
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 SEED = 0
 STEPS = 1200
@@ -106,24 +103,21 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     return model
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
+def chat(question: str) -> list[dict]:
     """
-    Encode a question as verl does.
+    Put a question as verl does.
 
     Parameters
     ----------
-    tokenizer : PreTrainedTokenizerFast
-        The policy's tokenizer.
     question : str
         The user's message.
 
     Returns
     -------
-    list of int
-        Token ids, up to where the response begins.
+    list of dict
+        For the chat template.
     """
-    chat = [{"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    return [{"role": "user", "content": question}]
 
 
 def lessons(tokenizer: PreTrainedTokenizerFast):
@@ -146,7 +140,9 @@ def lessons(tokenizer: PreTrainedTokenizerFast):
         pairs = []
         for entry in islice(entries, 1024):
             solution = task.solve(*entry["metadata"]["numbers"], rng)
-            prompt = encode_prompt(tokenizer, entry["question"])
+            prompt = tokenizer.apply_chat_template(
+                chat(entry["question"]), add_generation_prompt=True, return_dict=False
+            )
             response = [*tokenizer(solution)["input_ids"], tokenizer.eos_token_id]
             if len(response) < MAX_RESPONSE:
                 pairs.append((prompt + response, len(prompt)))
@@ -216,76 +212,50 @@ def train(model: Qwen2ForCausalLM, batches, steps: int) -> float:
     return sum(tail) / len(tail)
 
 
-@torch.no_grad()
-def sample(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, entries: list[dict], **options):
+def report(policy: Path, prompts: int, samples: int) -> None:
     """
-    Sample one response for each entry.
+    Print rewards and lengths of a policy, sampled with vLLM, by stratum.
 
     Parameters
     ----------
-    model : Qwen2ForCausalLM
-        The policy.
-    tokenizer : PreTrainedTokenizerFast
-        Its tokenizer.
-    entries : list of dict
-        From `task.problems`.
-    **options
-        Of ``generate``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Rewards and lengths, the end token included.
-    """
-    rewards, lengths = [], []
-    for start in track(range(0, len(entries), 128), "sampling", console=console):
-        part = entries[start : start + 128]
-        prompts = [encode_prompt(tokenizer, entry["question"]) for entry in part]
-        inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-        output = model.generate(**inputs, max_new_tokens=MAX_RESPONSE, top_k=0, **options)
-        output = output[:, inputs["input_ids"].shape[1] :]
-        lengths += (output != tokenizer.pad_token_id).sum(1).tolist()
-        texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-        rewards += [
-            task.compute_score(task.DATA_SOURCE, text, entry["answer"]) for text, entry in zip(texts, part, strict=True)
-        ]
-    return torch.tensor(rewards), torch.tensor(lengths, dtype=torch.float)
-
-
-def report(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: int, samples: int) -> None:
-    """
-    Print rewards and lengths of the policy, by stratum.
-
-    Parameters
-    ----------
-    model : Qwen2ForCausalLM
-        The policy.
-    tokenizer : PreTrainedTokenizerFast
-        Its tokenizer.
+    policy : pathlib.Path
+        Its folder.
     prompts : int
         Number of prompts.
     samples : int
         Samples of each at temperature 1.
     """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from vllm import LLM, SamplingParams  # reads the environment as it is imported
+
     entries = list(islice(task.problems(SEED + 2, distinct=True), prompts))
-    entries.sort(key=lambda entry: len(entry["solution"]))
-    rewards, lengths = sample(model, tokenizer, [entry for entry in entries for _ in range(samples)])
-    rewards, lengths = rewards.view(-1, samples), lengths.view(-1, samples)
-    greedy, _ = sample(model, tokenizer, entries, do_sample=False)
+    chats = [chat(entry["question"]) for entry in entries]
+    llm = LLM(str(policy), dtype="bfloat16", enforce_eager=True, max_model_len=2 * MAX_RESPONSE)
+
+    def sample(**options) -> tuple[np.ndarray, np.ndarray]:
+        params = SamplingParams(top_k=-1, max_tokens=MAX_RESPONSE, **options)
+        outputs = [output.outputs for output in llm.chat(chats, params, use_tqdm=False)]
+        rewards = [
+            [task.compute_score(task.DATA_SOURCE, response.text, entry["answer"]) for response in group]
+            for group, entry in zip(outputs, entries, strict=True)
+        ]
+        return np.array(rewards), np.array([[len(response.token_ids) for response in group] for group in outputs])
+
+    rewards, lengths = sample(temperature=1, n=samples)
+    greedy, _ = sample(temperature=0)
     mean = rewards.mean(1)
-    names = [stratum.name for stratum in task.STRATA]
     table = Table("prompts", "reward, T=1", "mixed groups", "reward, greedy", "tokens p10", "p50", "p90", "p99", "max")
-    for name in (*names, "all"):
-        rows = torch.tensor([name in (entry["stratum"], "all") for entry in entries])
-        mixed = (mean[rows] > 0) & (mean[rows] < 1)
-        quantiles = lengths[rows].flatten().quantile(torch.tensor([0.1, 0.5, 0.9, 0.99, 1.0]))
+    for name in (*(stratum.name for stratum in task.STRATA), "all"):
+        rows = np.array([name in (entry["stratum"], "all") for entry in entries])
+        mixed = (mean > 0) & (mean < 1)
         table.add_row(
             f"{name} ({rows.sum()})",
-            *(f"{x.float().mean():.2f}" for x in (mean[rows], mixed, greedy[rows])),
-            *(f"{x:.0f}" for x in quantiles),
+            *(f"{x[rows].mean():.2f}" for x in (mean, mixed, greedy)),
+            *(f"{x:.0f}" for x in np.quantile(lengths[rows], [0.1, 0.5, 0.9, 0.99, 1])),
         )
     console.print(table)
-    console.print(f"cut at {MAX_RESPONSE} tokens: {(lengths >= MAX_RESPONSE).float().mean():.1%}")
+    console.print(f"cut at {MAX_RESPONSE} tokens: {(lengths >= MAX_RESPONSE).mean():.1%}")
 
 
 def main() -> None:
@@ -307,7 +277,7 @@ def main() -> None:
     # transformers 5 writes its new name of the class, which 4 does not know; 5 still knows the old one.
     config = args.out / "tokenizer_config.json"
     config.write_text(config.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
-    report(model.eval(), tokenizer, prompts=64, samples=8)
+    report(args.out, prompts=96, samples=8)
 
 
 if __name__ == "__main__":
