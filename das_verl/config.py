@@ -21,7 +21,6 @@ class DasConfig:
     window: int
     max_draft: int
     verify_tokens: int
-    min_prob: float
     prompt_tail: int
     history_gb: float
     tree_gb: float
@@ -67,7 +66,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "window": (1, 4096),
     "max_draft": (1, 128),
     "verify_tokens": (1, 1 << 20),
-    "min_prob": (0.0, 1.0),
     "prompt_tail": (0, 4096),
     "history_gb": (1e-6, 1e4),
     "tree_gb": (1e-6, 1e4),

@@ -18,6 +18,7 @@ os.environ.update(
     # Lets a test send a function into the worker process.
     VLLM_ALLOW_INSECURE_SERIALIZATION="1",
     HF_HUB_OFFLINE="1",
+    VERL_PLATFORM="cpu",
     TOKENIZERS_PARALLELISM="false",
 )
 

@@ -21,8 +21,8 @@ def test_the_shipped_defaults_are_valid_and_complete(das_section):
         ({"max_draft": 0}, r"das\.max_draft=0 is out of range"),
         ({"max_draft": 129}, r"das\.max_draft=129 is out of range"),
         ({"verify_tokens": 0}, r"das\.verify_tokens=0 is out of range"),
-        ({"min_prob": "high"}, r"das\.min_prob='high' must be a number"),
-        ({"min_prob": float("nan")}, r"das\.min_prob=nan is out of range"),
+        ({"tree_gb": "high"}, r"das\.tree_gb='high' must be a number"),
+        ({"tree_gb": float("nan")}, r"das\.tree_gb=nan is out of range"),
         ({"tree_gb": 0}, r"das\.tree_gb=0 is out of range"),
     ],
 )

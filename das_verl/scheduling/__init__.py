@@ -1,5 +1,5 @@
 """How much to draft, and where. Knows no framework."""
 
-from das_verl.scheduling.budget import draft_budget
+from das_verl.scheduling.budget import draft_price
 
-__all__ = ["draft_budget"]
+__all__ = ["draft_price"]

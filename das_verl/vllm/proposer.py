@@ -15,7 +15,7 @@ import numpy as np
 from das_verl.config import DasConfig
 from das_verl.drafter import TreeStore
 from das_verl.drafter.store import Request
-from das_verl.scheduling import draft_budget
+from das_verl.scheduling import draft_price
 
 # Engine steps between two insertions of verified tokens while nobody drafts: rare enough to cost nothing,
 # often enough that a finished sibling leaves nearly all of its tokens in the tree.
@@ -45,7 +45,6 @@ class Proposer:
         self._store = TreeStore(
             window=self._config.window,
             max_bytes=int(self._config.tree_gb * 1e9),
-            min_prob=self._config.min_prob,
         )
         self._runner: Any = None
         self._requests: dict[str, Request] = {}
@@ -140,8 +139,8 @@ class Proposer:
             return drafts
         start = time.perf_counter()
         self._clock += 1
-        budget = draft_budget(len(sampled_token_ids), self._config.verify_tokens, self._max_draft)
-        if budget or self._clock % _SYNC_EVERY == 0:
+        price = draft_price(len(sampled_token_ids), self._config.verify_tokens)
+        if price is not None or self._clock % _SYNC_EVERY == 0:
             self._match_rows(token_ids_cpu)
             sampled = np.fromiter(map(bool, sampled_token_ids), bool, len(sampled_token_ids))
             active = sampled[self._rows]
@@ -150,8 +149,8 @@ class Proposer:
                 rows = self._rows[active]
                 slots = np.fromiter((r.slot for r in requests), np.int32, len(requests))
                 lengths = num_tokens_no_spec[rows].astype(np.int64)
-                if self._insert(requests, rows, slots, lengths, token_ids_cpu) and budget:
-                    self._draft(rows, slots, lengths, budget, drafts)
+                if self._insert(requests, rows, slots, lengths, token_ids_cpu) and price is not None:
+                    self._draft(rows, slots, lengths, price, drafts)
         self._draft_s += time.perf_counter() - start
         return drafts
 
@@ -227,13 +226,14 @@ class Proposer:
         return True
 
     def _draft(
-        self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray, budget: int, drafts: list[list[int]]
+        self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray, price: float, drafts: list[list[int]]
     ) -> None:
         # A step yields its draft and one token more, so the last token of a request needs no draft.
-        budgets = np.clip(self._end[slots] - lengths - 1, 0, budget).astype(np.int32)
-        tokens = np.empty((len(slots), budget), np.int32)
+        budgets = np.clip(self._end[slots] - lengths - 1, 0, self._max_draft).astype(np.int32)
+        tokens = np.empty((len(slots), self._max_draft), np.int32)
         counts = np.empty(len(slots), np.int32)
-        if self._store.propose_into(slots, budgets, tokens, counts):
+        prices = np.full(len(slots), price)
+        if self._store.propose_into(slots, budgets, tokens, counts, min_probs=prices):
             for i in np.flatnonzero(counts).tolist():
                 drafts[rows[i]] = tokens[i, : counts[i]].tolist()
             self._last[slots] = counts

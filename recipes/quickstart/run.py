@@ -28,7 +28,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
-PROMPTS = 96
+PROMPTS = 80
 BATCH = 16
 STEPS_PER_EPOCH = PROMPTS // BATCH
 RESPONSE_LENGTH = 1024
@@ -107,7 +107,7 @@ def train(name: str, cmd: list[str], out: Path) -> list[dict[str, float]]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     console.print(f"\n[bold]DAS {name}[/]  (log: {log}; starting takes about a minute)")
-    console.print(shlex.join(cmd), style="dim", soft_wrap=True)
+    console.print(shlex.join(cmd), style="dim", soft_wrap=True, markup=False, highlight=False)
     rows = []
     start = time.monotonic()
     with log.open("w") as file:
@@ -119,7 +119,8 @@ def train(name: str, cmd: list[str], out: Path) -> list[dict[str, float]]:
                 drafted = f", {row['tokens_per_step']:.2f} tokens a step where drafted" if "draft_s" in row else ""
                 console.print(
                     f"  {time.monotonic() - start:4.0f} s  step {len(rows):2}: rollout {row['rollout_s']:5.2f} s, "
-                    f"reward {row['reward']:.3f}, response {row['length']:.0f} tokens{drafted}"
+                    f"reward {row['reward']:.3f}, response {row['length']:.0f} tokens{drafted}",
+                    soft_wrap=True,
                 )
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)

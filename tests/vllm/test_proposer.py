@@ -57,7 +57,7 @@ class Runner:
 @pytest.fixture
 def make_proposer(das_section):
     def make(**das: Any) -> Proposer:
-        das = das_section | {"min_prob": 0.0, "verify_tokens": 1000, "tree_gb": 0.1} | das
+        das = das_section | {"verify_tokens": 100_000, "tree_gb": 0.1} | das
         return Proposer(
             SimpleNamespace(
                 additional_config={"das": das},
@@ -152,7 +152,7 @@ def test_siblings_learn_from_each_other_within_the_step(runner):
 
 
 def test_many_running_requests_draft_nothing_and_their_tokens_are_not_lost(make_proposer):
-    runner = Runner(make_proposer(max_draft=4, verify_tokens=3))
+    runner = Runner(make_proposer(max_draft=4, verify_tokens=1))
     begin(runner)
     for name in "abcd":
         runner.add(name)
