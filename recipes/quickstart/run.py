@@ -55,7 +55,7 @@ def command(out: Path, das: str, steps: int, seed: int, overrides: list[str]) ->
     """Return the training command: verl's own, with ``+das=on`` or without."""
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+platform=cpu"),
-        *(["+das=on", "das.verify_tokens=48"] if das == "on" else []),
+        *(["+das=on", "das.verify_tokens=40"] if das == "on" else []),
         "algorithm.adv_estimator=grpo",
         f"data.train_files={out}/data/train.parquet",
         f"data.val_files={out}/data/val.parquet",
