@@ -106,7 +106,7 @@ def train(name: str, cmd: list[str], out: Path) -> list[dict[str, float]]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    console.print(f"\n[bold]DAS {name}[/]  (log: {log}; starting takes about a minute)")
+    console.print(f"\n[bold]DAS {name}[/]  (log: {log}; starting takes about a minute)", soft_wrap=True)
     console.print(shlex.join(cmd), style="dim", soft_wrap=True, markup=False, highlight=False)
     rows = []
     start = time.monotonic()
@@ -156,9 +156,9 @@ def total(rows: list[dict[str, float]], column: str, first: int = 0) -> float:
 def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     """Print the table per step and the totals; return the totals."""
     off, on = runs["off"], runs["on"]
-    table = Table(title="rollout seconds, tokens per engine step, reward and response length, DAS off and on")
-    for name in ("step", "s off", "s on", "on/off", "tok/step*", "tok/step", "reward off", "on", "length off", "on"):
-        table.add_column(name, justify="right")
+    table = Table(title="DAS off and on: rollout seconds, tokens per engine step, reward, response length")
+    for name in ("step", "s off", "s on", "ratio", "tok*", "tok", "rew off", "on", "len off", "on"):
+        table.add_column(name, justify="right", no_wrap=True)
     for i, (a, b) in enumerate(zip(off, on, strict=True)):
         table.add_row(
             str(i + 1),
@@ -175,7 +175,7 @@ def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
         )
     console.print()
     console.print(table)
-    console.print("* where a draft was verified; the next column counts every engine step of every request")
+    console.print("tok*: where a draft was verified; tok: over every engine step of every request", soft_wrap=True)
     first = STEPS_PER_EPOCH if len(off) > STEPS_PER_EPOCH else 0
     totals = {
         "rollout_s_off": total(off, "rollout_s"),
@@ -192,7 +192,8 @@ def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
         f"without DAS ({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s); whole "
         f"training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
         f"Reward, mean of the last epoch: {totals['reward_off_last_epoch']:.3f} off, "
-        f"{totals['reward_on_last_epoch']:.3f} on."
+        f"{totals['reward_on_last_epoch']:.3f} on.",
+        soft_wrap=True,
     )
     return totals
 
@@ -231,7 +232,7 @@ def main() -> None:
     plot(runs, out / "results.png")
     results = {"totals": totals, "steps": runs, "commands": {das: shlex.join(cmd) for das, cmd in commands.items()}}
     (out / "results.json").write_text(json.dumps(results, indent=1))
-    console.print(f"Wrote {out}/results.json and {out}/results.png")
+    console.print(f"Wrote {out}/results.json and {out}/results.png", soft_wrap=True)
 
 
 if __name__ == "__main__":
