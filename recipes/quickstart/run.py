@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -182,6 +183,9 @@ def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
         "rollout_s_on": total(on, "rollout_s"),
         "rollout_ratio": total(on, "rollout_s") / total(off, "rollout_s"),
         "rollout_ratio_after_first_epoch": total(on, "rollout_s", first) / total(off, "rollout_s", first),
+        "rollout_ratio_median_after_first_epoch": statistics.median(
+            b["rollout_s"] / a["rollout_s"] for a, b in zip(off[first:], on[first:], strict=True)
+        ),
         "step_ratio_after_first_epoch": total(on, "step_s", first) / total(off, "step_s", first),
         "reward_off_last_epoch": total(off, "reward", -STEPS_PER_EPOCH) / len(off[-STEPS_PER_EPOCH:]),
         "reward_on_last_epoch": total(on, "reward", -STEPS_PER_EPOCH) / len(on[-STEPS_PER_EPOCH:]),
@@ -189,8 +193,8 @@ def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     }
     console.print(
         f"\nRollout after the first epoch: [bold]{totals['rollout_ratio_after_first_epoch']:.2f}[/] of the time "
-        f"without DAS ({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s); whole "
-        f"training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
+        f"without DAS ({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s; "
+        f"median of the steps {totals['rollout_ratio_median_after_first_epoch']:.2f}). Whole training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
         f"Reward, mean of the last epoch: {totals['reward_off_last_epoch']:.3f} off, "
         f"{totals['reward_on_last_epoch']:.3f} on.",
         soft_wrap=True,
