@@ -191,10 +191,11 @@ def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
         "reward_on_last_epoch": total(on, "reward", -STEPS_PER_EPOCH) / len(on[-STEPS_PER_EPOCH:]),
         "tokens_per_step_after_first_epoch": total(on, "tokens_per_step", first) / len(on[first:]),
     }
+    ratio, median = totals["rollout_ratio_after_first_epoch"], totals["rollout_ratio_median_after_first_epoch"]
     console.print(
-        f"\nRollout after the first epoch: [bold]{totals['rollout_ratio_after_first_epoch']:.2f}[/] of the time "
-        f"without DAS ({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s; "
-        f"median of the steps {totals['rollout_ratio_median_after_first_epoch']:.2f}). Whole training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
+        f"\nRollout after the first epoch: [bold]{ratio:.2f}[/] of the time without DAS "
+        f"({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s; median of the steps "
+        f"{median:.2f}). Whole training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
         f"Reward, mean of the last epoch: {totals['reward_off_last_epoch']:.3f} off, "
         f"{totals['reward_on_last_epoch']:.3f} on.",
         soft_wrap=True,
