@@ -194,8 +194,8 @@ def show(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     ratio, median = totals["rollout_ratio_after_first_epoch"], totals["rollout_ratio_median_after_first_epoch"]
     console.print(
         f"\nRollout after the first epoch: [bold]{ratio:.2f}[/] of the time without DAS "
-        f"({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s; median of the steps "
-        f"{median:.2f}). Whole training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
+        f"({total(on, 'rollout_s', first):.0f} s instead of {total(off, 'rollout_s', first):.0f} s; median of the "
+        f"steps {median:.2f}). Whole training steps: {totals['step_ratio_after_first_epoch']:.2f}.\n"
         f"Reward, mean of the last epoch: {totals['reward_off_last_epoch']:.3f} off, "
         f"{totals['reward_on_last_epoch']:.3f} on.",
         soft_wrap=True,
