@@ -183,7 +183,14 @@ def test_missing_inputs_are_named(inputs, change, line):
     ],
 )
 def test_verls_own_command_stops_at_once(tmp_path, inputs, overrides, line):
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+platform=cpu", "+das=on"]
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "+platform=cpu",
+        "+das=on",
+        "algorithm.adv_estimator=grpo",
+    ]
     result = subprocess.run(
         [*command, f"hydra.run.dir={tmp_path}", *inputs(), *overrides],
         env=os.environ | {"VERL_PLATFORM": "cpu"},
