@@ -123,16 +123,6 @@ def p_value(tokens: np.ndarray, p: np.ndarray) -> float:
     return float(stats.chisquare(counts[used], expected[used] * counts.sum() / expected.sum()).pvalue)
 
 
-def break_fix(worker: Any) -> bool:
-    """Put vLLM's own expansion back, in the worker process; tell whether sampling is still lossless there."""
-    from vllm.v1.sample import rejection_sampler
-
-    from das_verl.vllm.fixes import sampling_is_lossless
-
-    rejection_sampler.expand_batch_to_tokens = rejection_sampler.expand_batch_to_tokens.__wrapped__
-    return sampling_is_lossless()
-
-
 @pytest.fixture(scope="module")
 def llm(engine: Any, tiny_model: Path) -> Any:
     return engine(tiny_model, das=DAS, max_num_seqs=BATCH)
@@ -160,8 +150,17 @@ def test_undrafted_requests_agree_with_the_reference(llm: Any, logits: Any) -> N
 def test_the_check_notices_vllm_without_the_fix(engine: Any, tiny_model: Path, logits: Any) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
+    # Defined here, so that it travels to the worker process by value.
+    def put_vllms_own_back(worker: Any) -> bool:
+        from vllm.v1.sample import rejection_sampler
+
+        from das_verl.vllm.fixes import sampling_is_lossless
+
+        rejection_sampler.expand_batch_to_tokens = rejection_sampler.expand_batch_to_tokens.__wrapped__
+        return sampling_is_lossless()
+
     llm = engine(tiny_model, das=DAS, max_num_seqs=BATCH)
-    assert llm.collective_rpc(break_fix) == [False]
+    assert llm.collective_rpc(put_vllms_own_back) == [False]
     try:
         tokens, _ = sample(llm, SAMPLES // 4, history(logits, True))
     except EngineDeadError:
