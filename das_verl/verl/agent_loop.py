@@ -40,7 +40,7 @@ def fingerprint(raw_prompt: Any) -> str:
     """Name a raw prompt (the messages of one row of the data set) before it is tokenised.
 
     Images and the like count by their type alone: prompts that share their text share a name, and so the history
-    that is sent ahead of them, but never a key.
+    that is sent ahead of them. That costs drafts, not correctness.
     """
     text = json.dumps(list(raw_prompt), default=lambda value: type(value).__name__)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

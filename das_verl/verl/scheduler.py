@@ -52,8 +52,8 @@ class Scheduler(GlobalRequestLoadBalancer):
             Fingerprints of the raw prompts. Their token ids are not known before the agent loops tokenise them,
             but a prompt that has history reported its key together with its fingerprint.
         """
-        keys = [self._key_of_prompt[p] for p in dict.fromkeys(prompts) if p in self._key_of_prompt]
-        packed = ray.put(pack_history(self._history.get(dict.fromkeys(keys))))
+        keys = dict.fromkeys(self._key_of_prompt[p] for p in prompts if p in self._key_of_prompt)
+        packed = ray.put(pack_history(self._history.get(keys)))
         ray.get([server.das_begin_step.remote(packed) for server in self._servers.values()])
 
     def report(self, prompt: str, key: str, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class Scheduler(GlobalRequestLoadBalancer):
             Token ids of the whole trajectory.
         """
         self._key_of_prompt[prompt] = key
-        tail = np.asarray(prompt_ids[len(prompt_ids) - min(self._prompt_tail, len(prompt_ids)) :], dtype=np.int32)
+        tail = np.asarray(prompt_ids[max(0, len(prompt_ids) - self._prompt_tail) :], dtype=np.int32)
         self._history.add(key, np.concatenate([tail, np.asarray(response_ids, dtype=np.int32)]))
 
     def end_step(self) -> dict[str, float]:
