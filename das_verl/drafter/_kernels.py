@@ -27,6 +27,12 @@ ROOT = 1
 # A verified token updates the counts of at most this many contexts, longest first (see `tree`).
 DEPTH = 64
 
+# Waits for memory overlap: finished sequences are inserted in turns, all rows of a batch draft a token before any
+# drafts its next, and what is needed soon is prefetched.
+LANES = 4  # sequences inserted in turns
+LEGS = 3  # dependent loads on the way to a drafted token
+AHEAD = 16  # states or slots that the counting passes look ahead
+
 # Fields of a sequence row.
 STATE, MATCH, WEIGHT, MODEL = range(4)
 ROW_WORDS = 4
@@ -65,25 +71,44 @@ def _pointer(typingctx, address):
     return signature, codegen
 
 
+@intrinsic
+def _prefetch(typingctx, block, index):
+    """Ask for the cache line of block[index] without waiting for it; any index is allowed."""
+
+    def codegen(context, builder, signature, args):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        address = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
+        builder.call(prefetch, [address, word(0), word(3), word(1)])  # to read, keep, data
+        return context.get_dummy_value()
+
+    return types.void(block, types.int64), codegen
+
+
 @njit(nogil=True)
 def _base(block):
     return np.int64(HEADER + SLOT_WORDS * block[SLOTS])
 
 
 @njit(nogil=True)
-def _slot(block, state, token):
-    """Offset of the slot holding (state, token), or of the empty slot where it belongs."""
+def _home(block, state, token):
+    """Offset of the slot where (state, token) is looked for first."""
     h = np.uint64(state) * _K1 + np.uint64(token) * _K2
     h = (h ^ (h >> _32)) * _K1
-    slots = np.int64(block[SLOTS])
-    i = np.int64(((h >> _32) * np.uint64(slots)) >> _32)
-    while True:
-        at = HEADER + SLOT_WORDS * i
-        if block[at] == 0 or (block[at] == state and block[at + 1] == token):
-            return at
-        i += 1
-        if i == slots:
-            i = np.int64(0)
+    return np.int64(HEADER) + SLOT_WORDS * np.int64(((h >> _32) * np.uint64(block[SLOTS])) >> _32)
+
+
+@njit(nogil=True)
+def _slot(block, state, token):
+    """Offset of the slot holding (state, token), or of the empty slot where it belongs."""
+    at = _home(block, state, token)
+    end = HEADER + SLOT_WORDS * np.int64(block[SLOTS])
+    while block[at] != 0 and (block[at] != state or block[at + 1] != token):
+        at += SLOT_WORDS
+        if at == end:
+            at = np.int64(HEADER)
+    return at
 
 
 @njit(nogil=True)
@@ -224,44 +249,88 @@ def init(address, units):
     block[STATES] = ROOT + 1
 
 
-@njit(nogil=True, cache=True)
-def build(address, tokens, bounds, weights, delta, pending):
-    """Add finished sequences tokens[bounds[i]:bounds[i+1]]; counts are exact afterwards.
+@njit(nogil=True)
+def _expect(block, base, state, token):
+    """Prefetch what appending `token` to the sequence whose state is `state` will read first."""
+    for _ in range(2):
+        state = np.int64(block[base + STATE_WORDS * state + LINK])
+        at = base + STATE_WORDS * state
+        _prefetch(block, _home(block, state, token))
+        _prefetch(block, base + STATE_WORDS * np.int64(block[at + NEXT]))
 
-    `delta` and `pending` are zeroed scratch, one word for each state the block has room for.
-    """
-    block = _pointer(address)
-    base = _base(block)
-    for i in range(bounds.size - 1):
-        state = np.int64(ROOT)
-        block[UNITS] += 1
-        for j in range(bounds[i], bounds[i + 1]):
-            state = _extend(block, base, state, tokens[j])
-            delta[state] += weights[i]
-        block[UNITS] += bounds[i + 1] - bounds[i]
-        block[TOKENS] += bounds[i + 1] - bounds[i]
+
+@njit(nogil=True)
+def _insert(block, base, tokens, bounds, weights, scratch):
+    """Insert the sequences; their weights are left with the states they pass, uncounted."""
+    n = bounds.size - 1
+    position = np.zeros(LANES, np.int64)
+    end = np.zeros(LANES, np.int64)
+    state = np.zeros(LANES, np.int64)
+    weight = np.zeros(LANES, np.int32)
+    started = np.int64(0)
+    left = bounds[n] - bounds[0]
+    while left > 0:
+        for lane in range(LANES):
+            while position[lane] == end[lane] and started < n:
+                position[lane] = bounds[started]
+                end[lane] = bounds[started + 1]
+                state[lane] = ROOT
+                weight[lane] = weights[started]
+                started += 1
+            at = position[lane]
+            if at == end[lane]:
+                continue
+            state[lane] = _extend(block, base, state[lane], tokens[at])
+            scratch[state[lane], 0] += weight[lane]
+            position[lane] = at + 1
+            left -= 1
+            if at + 1 < end[lane]:
+                _expect(block, base, state[lane], tokens[at + 1])
+
+
+@njit(nogil=True)
+def _sum_up(block, base, scratch):
+    """Add what lies with each state to its count and to those of its shorter contexts."""
     states = np.int64(block[STATES])
     for s in range(ROOT + 1, states):
-        pending[block[base + STATE_WORDS * s + LINK]] += 1
-    # A state is passed on to its shorter contexts once all longer ones arrived in it.
+        scratch[block[base + STATE_WORDS * s + LINK], 1] += 1
+    # A state is passed on once all longer ones arrived in it.
     for s in range(ROOT + 1, states):
+        _prefetch(block, base + STATE_WORDS * np.int64(block[base + STATE_WORDS * min(s + AHEAD, states - 1) + LINK]))
         t = np.int64(s)
-        while pending[t] == 0:
-            pending[t] = -1
+        while scratch[t, 1] == 0:
+            scratch[t, 1] = -1
             at = base + STATE_WORDS * t
-            block[at + COUNT] += delta[t]
-            t_delta = delta[t]
+            passed = scratch[t, 0]
+            block[at + COUNT] += passed
             t = np.int64(block[at + LINK])
             if t == 0:
                 break
-            delta[t] += t_delta
-            pending[t] -= 1
-    for s in range(ROOT, states):
+            scratch[t, 0] += passed
+            scratch[t, 1] -= 1
+
+
+@njit(nogil=True, cache=True)
+def build(address, tokens, bounds, weights, scratch):
+    """Add finished sequences tokens[bounds[i]:bounds[i+1]]; counts are exact afterwards.
+
+    `scratch` is zeroed int32 of shape (states the block has room for, 2).
+    """
+    block = _pointer(address)
+    base = _base(block)
+    _insert(block, base, tokens, bounds, weights, scratch)
+    block[UNITS] += bounds.size - 1 + tokens.size
+    block[TOKENS] += tokens.size
+    _sum_up(block, base, scratch)
+    for s in range(ROOT, np.int64(block[STATES])):
         target = np.int64(block[base + STATE_WORDS * s + NEXT])
         if target != 0:
             _prefer(block, base, s, target)
-    for i in range(np.int64(block[SLOTS])):
-        slot = HEADER + SLOT_WORDS * i
+    end = HEADER + SLOT_WORDS * np.int64(block[SLOTS])
+    for slot in range(HEADER, end, SLOT_WORDS):
+        ahead = min(slot + AHEAD * SLOT_WORDS, end - SLOT_WORDS)
+        _prefetch(block, base + STATE_WORDS * np.int64(block[ahead]))
+        _prefetch(block, base + STATE_WORDS * np.int64(block[ahead + 2]))
         if block[slot] != 0:
             _prefer(block, base, np.int64(block[slot]), np.int64(block[slot + 2]))
 
@@ -286,14 +355,14 @@ def move(source, target):
 
 
 @njit(nogil=True)
-def _context(block, base, row):
+def _context(block, base, rows, r):
     """State and length of the longest suffix of a row's sequence that also occurs elsewhere in the tree."""
-    state = np.int64(row[STATE])
-    if row[MATCH] >= 0:
-        return state, np.int64(row[MATCH])
+    state = np.int64(rows[r, STATE])
+    if rows[r, MATCH] >= 0:
+        return state, np.int64(rows[r, MATCH])
     at = base + STATE_WORDS * state
     # A sequence as a whole can only occur elsewhere in other sequences, which would be counted.
-    if block[at + COUNT] == row[WEIGHT]:
+    if block[at + COUNT] == rows[r, WEIGHT]:
         state = np.int64(block[at + LINK])
     return state, np.int64(block[base + STATE_WORDS * state + LENGTH])
 
@@ -324,15 +393,15 @@ def _evidence(block, base, state, target, token, own):
     share blended over contexts (each counts as one more observation for the next longer one) and of its share
     in the shortest of them, and the logarithm of the second longest context's length.
     """
-    share = 0.0
-    left = 1.0
+    hits = 0.0  # share = hits / trials
+    trials = 1.0
     count = total = second = np.int64(0)
     for i in range(CONTEXTS):
         at = base + STATE_WORDS * state
         count = np.int64(block[base + STATE_WORDS * target + COUNT])
         total = max(count, np.int64(block[at + COUNT]) - own)
-        left /= total + 1.0
-        share += left * count
+        hits = hits * (total + 1.0) + count
+        trials *= total + 1.0
         if i == 1:
             second = np.int64(block[at + LENGTH])
         state = np.int64(block[at + LINK])
@@ -345,34 +414,34 @@ def _evidence(block, base, state, target, token, own):
             link = np.int64(block[base + STATE_WORDS * target + LINK])
             if block[base + STATE_WORDS * link + LENGTH] > block[base + STATE_WORDS * state + LENGTH]:
                 target = link
-    return np.log(share / (1.0 - share)), _log(count) - _log(total - count), _log(second)
+    return np.log(hits / (trials - hits)), _log(count) - _log(total - count), _log(second)
 
 
 @njit(nogil=True)
-def _score(model, blended, shortest, length, second, rate):
+def _score(models, m, blended, shortest, length, second, rate):
     """The acceptance model: a constant and six features, in this order."""
     return (
-        model[0]
-        + model[1] * blended
-        + model[2] * shortest
-        + model[3] * length
-        + model[4] * second
-        + model[5] * rate
-        + model[6] * rate * length
+        models[m, 0]
+        + models[m, 1] * blended
+        + models[m, 2] * shortest
+        + models[m, 3] * length
+        + models[m, 4] * second
+        + models[m, 5] * rate
+        + models[m, 6] * rate * length
     )
 
 
 @njit(nogil=True)
-def _choose(block, base, state, length, own, rate, model, out):
+def _choose(block, base, state, length, own, rate, models, m, features, r, n):
     """The likeliest of the best continuations of the longest contexts.
 
-    Returns the token, its score, and the state and match length after it; its features are in `out`.
+    Returns the token, its score, and the state and match length after it; its features are in features[r, n].
     """
     matched = _log(length)
     target = np.int64(block[base + STATE_WORDS * state + BEST])
     token = block[base + STATE_WORDS * target + TOKEN]
     blended, shortest, second = _evidence(block, base, state, target, token, own)
-    z = _score(model, blended, shortest, matched, second, rate)
+    z = _score(models, m, blended, shortest, matched, second, rate)
     context = state
     for _ in range(1, CANDIDATES):
         if blended > SURE:
@@ -386,16 +455,16 @@ def _choose(block, base, state, length, own, rate, model, out):
             continue
         best = _follow(block, base, state, rival)
         a, b, second = _evidence(block, base, state, best, rival, own)
-        rival_z = _score(model, a, b, matched, second, rate)
+        rival_z = _score(models, m, a, b, matched, second, rate)
         if rival_z > z:
             token, z, target, blended, shortest = rival, rival_z, best, a, b
-    out[0] = 1.0
-    out[1] = blended
-    out[2] = shortest
-    out[3] = matched
-    out[4] = second
-    out[5] = rate
-    out[6] = rate * matched
+    features[r, n, 0] = 1.0
+    features[r, n, 1] = blended
+    features[r, n, 2] = shortest
+    features[r, n, 3] = matched
+    features[r, n, 4] = second
+    features[r, n, 5] = rate
+    features[r, n, 6] = rate * matched
     while target == 0:
         state = np.int64(block[base + STATE_WORDS * state + LINK])
         length = np.int64(block[base + STATE_WORDS * state + LENGTH])
@@ -404,23 +473,24 @@ def _choose(block, base, state, length, own, rate, model, out):
 
 
 @njit(nogil=True)
-def _learn(model, features, draft, tokens, first, last, rate):
+def _learn(models, m, features, drafts, r, tokens, first, last, rate):
     """One step of logistic regression for each drafted token whose predecessors were all accepted.
 
     Returns the number of accepted tokens.
     """
     accepted = 0
-    for n in range(min(draft[0], last - first)):
-        hit = draft[1 + n] == tokens[first + n]
+    for n in range(min(drafts[r, 0], last - first)):
+        hit = drafts[r, 1 + n] == tokens[first + n]
         if n < LEARNT:
-            x = features[n]
-            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-_score(model, x[1], x[2], x[3], x[4], x[5])))
+            x = features[r, n]
+            z = _score(models, m, x[1], x[2], x[3], x[4], x[5])
+            error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-z))
             for f in range(FEATURES):
-                model[f] += rate * error * x[f]
+                models[m, f] += rate * error * x[f]
         if not hit:
             break
         accepted += 1
-    draft[0] = 0
+    drafts[r, 0] = 0
     return accepted
 
 
@@ -445,21 +515,20 @@ def advance(addresses, trees, rows, rates, drafts, features, models, which, toke
             continue
         block = _pointer(addresses[trees[r]])
         base = _base(block)
-        row = rows[r]
         if drafts[r, 0] > 0 and done[i] > 0:
-            accepted += _learn(models[row[MODEL]], features[r], drafts[r], tokens, first, bounds[i + 1], learning_rate)
+            accepted += _learn(models, rows[r, MODEL], features, drafts, r, tokens, first, bounds[i + 1], learning_rate)
         for j in range(first, bounds[i + 1]):
-            state, length = _context(block, base, row)
+            state, length = _context(block, base, rows, r)
             best = np.int64(block[base + STATE_WORDS * state + BEST])
             hit = 1.0 if block[base + STATE_WORDS * best + TOKEN] == tokens[j] and best != 0 else 0.0
             rates[r] += (1.0 - RATE_DECAY) * (hit - rates[r])
-            if row[MATCH] < 0:
-                last = np.int64(row[STATE])
+            if rows[r, MATCH] < 0:
+                last = np.int64(rows[r, STATE])
                 units = 2 if last == ROOT else 1
                 if block[UNITS] + units <= block[CAPACITY]:
                     new = _extend(block, base, last, tokens[j])
-                    _count(block, base, last, new, row[WEIGHT])
-                    row[STATE] = new
+                    _count(block, base, last, new, rows[r, WEIGHT])
+                    rows[r, STATE] = new
                     block[UNITS] += units
                     block[TOKENS] += 1
                     continue
@@ -467,29 +536,31 @@ def advance(addresses, trees, rows, rates, drafts, features, models, which, toke
                     done[i] = j - bounds[i]
                     stopped += 1
                     break
-            row[STATE], row[MATCH] = _match(block, base, state, length, tokens[j])
+            rows[r, STATE], rows[r, MATCH] = _match(block, base, state, length, tokens[j])
     return stopped, accepted
 
 
 @njit(nogil=True)
-def _touch(addresses, trees, rows, which):
-    """Bring what all rows' first drafted tokens need into the cache, so that their waits for memory overlap."""
-    contexts = np.zeros(which.size, np.int64)
-    targets = np.zeros(which.size, np.int64)
-    for level in range(CONTEXTS + 1):
-        for i in range(which.size):
-            r = which[i]
-            if addresses[trees[r]] == 0:
-                continue
-            block = _pointer(addresses[trees[r]])
-            base = _base(block)
-            if level == 0:
-                contexts[i] = _context(block, base, rows[r])[0]
-            elif level == 1:
-                targets[i] = block[base + STATE_WORDS * contexts[i] + BEST]
-            else:
-                targets[i] = block[base + STATE_WORDS * targets[i] + LINK]
-                contexts[i] = block[base + STATE_WORDS * contexts[i] + LINK]
+def _approach(block, base, state, leg):
+    """Prefetch what `_choose` reads from `state` on, in LEGS legs: each needs what the one before asked for."""
+    at = base + STATE_WORDS * state
+    best = base + STATE_WORDS * np.int64(block[at + BEST])
+    link = base + STATE_WORDS * np.int64(block[at + LINK])
+    if leg == 0:
+        _prefetch(block, best)
+        _prefetch(block, link)
+        return
+    below = base + STATE_WORDS * np.int64(block[best + LINK])
+    rival = base + STATE_WORDS * np.int64(block[link + BEST])
+    if leg == 1:
+        _prefetch(block, below)
+        _prefetch(block, rival)
+        _prefetch(block, base + STATE_WORDS * np.int64(block[link + LINK]))
+        return
+    _prefetch(block, base + STATE_WORDS * np.int64(block[below + LINK]))
+    if block[at + EXTRA] != 0:
+        _prefetch(block, _home(block, state, block[rival + TOKEN]))
+        _prefetch(block, base + STATE_WORDS * np.int64(block[at + NEXT]))
 
 
 @njit(nogil=True, cache=True)
@@ -510,50 +581,81 @@ def propose(
 ):
     """Draft for row which[i] at most budgets[i] tokens, while their chance to be accepted is min_probs[i].
 
+    All rows draft their first token, then all their second, and so on, so that their waits for memory overlap.
     Returns the number of drafted tokens.
     """
-    _touch(addresses, trees, rows, which)
-    total = 0
+    active = np.empty(which.size, np.int64)
+    block_of = np.empty(which.size, np.int64)
+    base_of = np.empty(which.size, np.int64)
+    state_of = np.empty(which.size, np.int64)
+    length_of = np.empty(which.size, np.int64)
+    left = np.int64(0)
     for i in range(which.size):
-        r = which[i]
         out_counts[i] = 0
-        if budgets[i] <= 0 or addresses[trees[r]] == 0:
-            continue
-        block = _pointer(addresses[trees[r]])
-        base = _base(block)
-        state, length = _context(block, base, rows[r])
-        own = rows[r, WEIGHT] if rows[r, MATCH] < 0 else 0
-        model = models[rows[r, MODEL]]
-        prob = 1.0
-        n = 0
-        while n < budgets[i] and state > ROOT:
-            if block[base + STATE_WORDS * state + BEST] == 0:
-                # A sequence's end: what it repeats may go on elsewhere.
+        address = addresses[trees[which[i]]]
+        if budgets[i] > 0 and address != 0:
+            block_of[i] = address
+            base_of[i] = _base(_pointer(address))
+            _prefetch(_pointer(address), base_of[i] + STATE_WORDS * np.int64(rows[which[i], STATE]))
+            active[left] = i
+            left += 1
+    for a in range(left):
+        i = active[a]
+        r = which[i]
+        state_of[i], length_of[i] = _context(_pointer(block_of[i]), base_of[i], rows, r)
+        _prefetch(_pointer(block_of[i]), base_of[i] + STATE_WORDS * state_of[i])
+    total = 0
+    n = 0
+    while left > 0:
+        for leg in range(LEGS):
+            for a in range(left):
+                i = active[a]
+                _approach(_pointer(block_of[i]), base_of[i], state_of[i], leg)
+        running = left
+        left = np.int64(0)
+        for a in range(running):
+            i = active[a]
+            r = which[i]
+            block = _pointer(block_of[i])
+            base = base_of[i]
+            state = state_of[i]
+            length = length_of[i]
+            # At a sequence's end, what it repeats may go on elsewhere.
+            while state > ROOT and block[base + STATE_WORDS * state + BEST] == 0:
                 state = np.int64(block[base + STATE_WORDS * state + LINK])
                 length = np.int64(block[base + STATE_WORDS * state + LENGTH])
+            if state <= ROOT:
                 continue
-            x = features[r, min(n, LEARNT)]
-            token, z, state, length = _choose(block, base, state, length, own, rates[r], model, x)
-            prob /= 1.0 + np.exp(-z)
+            own = rows[r, WEIGHT] if n == 0 and rows[r, MATCH] < 0 else 0
+            token, z, state, length = _choose(
+                block, base, state, length, own, rates[r], models, rows[r, MODEL], features, r, min(n, LEARNT)
+            )
+            prob = (out_probs[i, n - 1] if n > 0 else 1.0) / (1.0 + np.exp(-z))
             if prob < min_probs[i]:
-                break
+                continue
             out_tokens[i, n] = token
             out_probs[i, n] = prob
+            out_counts[i] = n + 1
+            total += 1
             if n < LEARNT:
                 drafts[r, 1 + n] = token
-            n += 1
-            own = 0
-        out_counts[i] = n
-        drafts[r, 0] = min(n, LEARNT)
-        total += n
+            if n + 1 < budgets[i]:
+                state_of[i] = state
+                length_of[i] = length
+                active[left] = i
+                left += 1
+                _prefetch(block, base + STATE_WORDS * state)
+        n += 1
+    for i in range(which.size):
+        drafts[which[i], 0] = min(np.int64(out_counts[i]), LEARNT)
     return total
 
 
 @njit(nogil=True, cache=True)
-def context(address, row):
+def context(address, rows, r):
     """Length of the match a row drafts from."""
     block = _pointer(address)
-    return _context(block, _base(block), row)[1]
+    return _context(block, _base(block), rows, r)[1]
 
 
 @njit(nogil=True, cache=True)

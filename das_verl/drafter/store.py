@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _FIRST_UNITS = 1024
 _LEARNING_RATE = 0.002
 _LIVE_WEIGHT = 2  # an occurrence in a sibling or in the request itself counts as much as two old ones
 _HISTORY_SHARE = 0.75  # of the byte cap; the rest is for what the step itself generates
+_slot = attrgetter("slot")
 _SLACK = 0.5  # room of a new tree for running requests, relative to its history
 
 
@@ -240,7 +242,7 @@ class TreeStore:
         bounds = np.zeros(len(requests) + 1, np.int64)
         steps = np.asarray(counts, np.int64)
         np.cumsum(steps, out=bounds[1:])
-        if bounds[-1] != flat.size or steps.min(initial=0) < 0:
+        if bounds[-1] != flat.size or (steps < 0).any():
             raise ValueError(f"counts must be non-negative and add up to the {flat.size} tokens given")
         self._catch_up()
         self._advance(_slots(requests), flat, bounds)
@@ -269,12 +271,15 @@ class TreeStore:
         list of ndarray of int32
         """
         limits = _vector(budgets)
-        out = np.empty((len(requests), max(1, int(limits.max(initial=0)))), np.int32)
+        width = max(1, max(limits.tolist(), default=1))
+        out = np.empty((len(requests), width), np.int32)
         counts = np.empty(len(requests), np.int32)
         if min_probs is not None:
             min_probs = np.ascontiguousarray(min_probs, np.float64)
         self.propose_into(_slots(requests), limits, out, counts, None, min_probs)
-        return [out[i, :n] for i, n in enumerate(counts.tolist())]
+        flat = out.reshape(-1)
+        starts = range(0, flat.size, width)
+        return [flat[start : start + n] for start, n in zip(starts, counts.tolist(), strict=True)]
 
     def propose_into(
         self,
@@ -400,11 +405,12 @@ class TreeStore:
 
 def _vector(values: ArrayLike) -> NDArray[np.int32]:
     """Contiguous, writable int32: kernels are compiled for nothing else."""
-    return np.require(values, np.int32, ["C", "W"])
+    array = np.ascontiguousarray(values, np.int32)
+    return array if array.flags.writeable else array.copy()
 
 
 def _slots(requests: Sequence[Request]) -> NDArray[np.int32]:
-    return np.fromiter([request.slot for request in requests], np.int32, len(requests))
+    return np.fromiter(map(_slot, requests), np.int32, len(requests))
 
 
 def _fit(newest: dict[Hashable, list[NDArray[np.int32]]], max_bytes: int) -> tuple[dict[Hashable, int], int]:

@@ -52,7 +52,7 @@ from das_verl.drafter._rows import Rows
 _log = logging.getLogger(__name__)
 _MAX_WEIGHT = 16
 _MAX_UNITS = 2**31 // _MAX_WEIGHT - 8  # counts and the ids of states, two for each token, stay in int32
-_HUGE = 1 << 23
+_HUGE = 1 << 22  # bytes from which on a mapping asks for huge pages: fewer misses, for up to 2 MB more in use
 _warm_lock = threading.RLock()
 _warm = False
 
@@ -89,7 +89,8 @@ class Block:
             raise ValueError(f"a tree holds at most {_MAX_UNITS} tokens, asked for {units}")
         warm_up()
         size = 4 * k.words_for(units)
-        memory = mmap.mmap(-1, size)
+        # Private, because huge pages are not for shared memory.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.words = np.frombuffer(memory, np.int32)
@@ -115,8 +116,8 @@ class Block:
         """Add finished sequences; the block must have room for them."""
         bounds = np.zeros(len(sequences) + 1, np.int64)
         np.cumsum([len(s) for s in sequences], out=bounds[1:])
-        scratch = np.zeros((2, int(self.words[k.STATES]) + 2 * int(bounds[-1]) + 2), np.int32)
-        k.build(self.address, np.concatenate(sequences), bounds, weights, scratch[0], scratch[1])
+        scratch = np.zeros((int(self.words[k.STATES]) + 2 * int(bounds[-1]) + 2, 2), np.int32)
+        k.build(self.address, np.concatenate(sequences), bounds, weights, scratch)
 
     def grown(self, units: int) -> "Block":
         """Return a copy with room for `units`."""
@@ -185,6 +186,7 @@ class SuffixTree:
         self._live: dict[int, int] = {}  # sequence id -> row
         self._ids = 0
         self._pending: list[tuple[NDArray[np.int32], int]] = []
+        self._pending_units = 0
 
     def add(self, tokens: ArrayLike, weight: int = 1) -> int:
         """Add a finished trajectory.
@@ -211,6 +213,7 @@ class SuffixTree:
         _check_weight(weight)
         self._check_room(array.size)
         self._pending.append((array.copy(), weight))
+        self._pending_units += array.size + 1
         self._ids += 1
         return self._ids - 1
 
@@ -265,7 +268,7 @@ class SuffixTree:
     @property
     def num_tokens(self) -> int:
         """Indexed tokens."""
-        return int(self._block.words[k.TOKENS]) + sum(len(tokens) for tokens, _ in self._pending)
+        return int(self._block.words[k.TOKENS]) + self._pending_units - len(self._pending)
 
     def flush(self) -> None:
         """Build the trajectories added so far; happens by itself at the next use."""
@@ -287,7 +290,7 @@ class SuffixTree:
         return int(k.find(self._block.address, as_tokens(tokens)))
 
     def _check_room(self, tokens: int) -> None:
-        units = int(self._block.words[k.UNITS]) + sum(len(t) + 1 for t, _ in self._pending) + tokens + 1
+        units = int(self._block.words[k.UNITS]) + self._pending_units + tokens + 1
         if units > _MAX_UNITS:
             raise ValueError(f"a tree holds at most {_MAX_UNITS} tokens")
 
@@ -304,11 +307,12 @@ class SuffixTree:
     def _flush(self) -> None:
         if self._pending:
             sequences, weights = zip(*self._pending, strict=True)
-            needed = int(self._block.words[k.UNITS]) + sum(len(s) + 1 for s in sequences)
+            needed = int(self._block.words[k.UNITS]) + self._pending_units
             if needed > self._block.words[k.CAPACITY]:
                 self._grow(needed)
             self._block.build(list(sequences), np.array(weights, np.int32))
             self._pending.clear()
+            self._pending_units = 0
 
     def _advance(self, row: int, tokens: NDArray[np.int32]) -> None:
         self._flush()
@@ -329,7 +333,7 @@ class Cursor:
     def match_len(self) -> int:
         """Tokens of that suffix."""
         self._tree._flush()
-        return int(k.context(self._tree._block.address, self._tree._rows.state[self._row]))
+        return int(k.context(self._tree._block.address, self._tree._rows.state, self._row))
 
     def advance(self, tokens: ArrayLike) -> None:
         """Append verified tokens: they are inserted into the tree and matched.

@@ -270,7 +270,7 @@ def test_a_frozen_tree_still_matches_exactly():
         rows.advance(np.array([block.address]), np.zeros(1, np.int32), new, bounds, done, 0.0)
         fed = np.concatenate([fed, new])[-60:]
         longest = max(n for n in range(len(fed) + 1) if fed[len(fed) - n :].tobytes() in substrings)
-        assert k.context(block.address, rows.state[0]) == longest
+        assert k.context(block.address, rows.state, 0) == longest
     check_words(block.words)
 
 
