@@ -296,7 +296,8 @@ def _sum_up(block, base, scratch):
         scratch[block[base + STATE_WORDS * s + LINK], 1] += 1
     # A state is passed on once all longer ones arrived in it.
     for s in range(ROOT + 1, states):
-        _prefetch(block, base + STATE_WORDS * np.int64(block[base + STATE_WORDS * min(s + AHEAD, states - 1) + LINK]))
+        ahead = s + AHEAD if s + AHEAD < states else s
+        _prefetch(block, base + STATE_WORDS * np.int64(block[base + STATE_WORDS * ahead + LINK]))
         t = np.int64(s)
         while scratch[t, 1] == 0:
             scratch[t, 1] = -1
@@ -328,7 +329,7 @@ def build(address, tokens, bounds, weights, scratch):
             _prefer(block, base, s, target)
     end = HEADER + SLOT_WORDS * np.int64(block[SLOTS])
     for slot in range(HEADER, end, SLOT_WORDS):
-        ahead = min(slot + AHEAD * SLOT_WORDS, end - SLOT_WORDS)
+        ahead = slot + AHEAD * SLOT_WORDS if slot + AHEAD * SLOT_WORDS < end else slot
         _prefetch(block, base + STATE_WORDS * np.int64(block[ahead]))
         _prefetch(block, base + STATE_WORDS * np.int64(block[ahead + 2]))
         if block[slot] != 0:

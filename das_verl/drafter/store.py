@@ -4,8 +4,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -33,6 +33,8 @@ class StoreStats:
     ----------
     build_s : float
         Seconds spent building trees, summed over the threads.
+    visible_s : float
+        Seconds in which some request ran without drafts because its tree was not built yet.
     tree_bytes, num_trees, num_tokens : int
         Memory in use, trees, and tokens indexed, now.
     dropped_tokens : int
@@ -48,6 +50,7 @@ class StoreStats:
     """
 
     build_s: float
+    visible_s: float
     tree_bytes: int
     num_trees: int
     num_tokens: int
@@ -70,25 +73,61 @@ class Request:
         self.slot = slot
 
 
-@dataclass
-class _Step:
-    """Trees of one step. Tree 0 stands for "none yet"; builders fill in blocks, the driver addresses."""
+class _Tree:
+    """One problem's tree. Builders set `block`, everything else belongs to the thread that drives the store."""
 
-    index: dict[Hashable, int] = field(default_factory=dict)
-    blocks: list[Block | None] = field(default_factory=lambda: [None])
-    addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    jobs: deque = field(default_factory=deque)
-    threads: list[threading.Thread] = field(default_factory=list)
-    histories: int = 0  # trees 1 to this one were built from history
-    reserved: int = 0
-    build_s: list[float] = field(default_factory=list)
-    error: BaseException | None = None
+    __slots__ = ("at", "block", "capacity", "from_history")
+
+    def __init__(self, at: int, capacity: int, from_history: bool) -> None:
+        self.at = at  # in the store's arrays; 0 once it is released
+        self.block: Block | None = None
+        self.capacity = capacity
+        self.from_history = from_history
+
+
+class _Builder:
+    """Threads that build trees; they end when there is nothing left to build."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[_Tree, list[NDArray[np.int32]]]] = deque()
+        self.threads: list[threading.Thread] = []
+        self.error: BaseException | None = None
+        self.busy_s = 0.0
+        self._lock = threading.Lock()
+
+    def start(self, threads: int) -> None:
+        """See to it that `threads` threads work as long as there are jobs."""
+        self.threads = [thread for thread in self.threads if thread.is_alive()]
+        for _ in range(min(threads - len(self.threads), len(self.jobs))):
+            thread = threading.Thread(target=self._run, name="das-build", daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                tree, sequences = self.jobs.popleft()
+            except IndexError:
+                return
+            if not tree.at:
+                continue
+            try:
+                start = time.perf_counter()
+                block = Block(tree.capacity)
+                block.build(sequences, np.ones(len(sequences), np.int32))
+                tree.block = block
+                with self._lock:
+                    self.busy_s += time.perf_counter() - start
+            except Exception as error:
+                _log.exception("building a tree failed: its problem gets no drafts in this step")
+                self.error = error
 
 
 class TreeStore:
     """Suffix trees by problem key.
 
-    One thread drives a store; the trees are built in others. Drafts depend on what was fed and on which trees
+    Trees live from `add` to `release`; `begin_step` and `end_step` do so for all of them at once. One thread drives
+    a store; the trees are built in others. Drafts depend on what was fed and on which trees
     are ready, on nothing else: after `wait`, two stores fed the same calls draft the same bytes.
 
     What running requests generate counts twice as much as history. Drafts are chosen and cut by a logistic
@@ -125,14 +164,21 @@ class TreeStore:
         self.max_bytes = max_bytes
         self.min_prob = float(min_prob)
         warm_up()
-        self._step = _Step()
+        self._builder = _Builder()
+        self._trees: dict[Hashable, _Tree] = {}
+        self._tree_at: list[_Tree | None] = [None]  # 0 stands for none
+        self._addresses = np.zeros(64, np.int64)
+        self._free_trees: list[int] = []
+        self._reserved = 0
+        self._inserts: list[tuple[_Tree, NDArray[np.int32]]] = []
+        self._waits_since: float | None = None
         self._rows = Rows(64)  # row 0 is that of closed requests
         self._models: dict[float, int] = {}  # by temperature
         self._free = list(range(63, 0, -1))
         self._open: dict[int, Request] = {}
         self._waiting: dict[Request, list[NDArray[np.int32]]] = {}
         self._totals: dict[str, Any] = {
-            "build_s": 0.0,
+            "visible_s": 0.0,
             "dropped_tokens": 0,
             "draft_s": 0.0,
             "drafted": 0,
@@ -142,7 +188,7 @@ class TreeStore:
         }
 
     def begin_step(self, history: Mapping[Hashable, Sequence[ArrayLike]], threads: int = 2) -> None:
-        """Release the last step and start building this one's trees; returns at once.
+        """Release the last step's trees and start building this one's; returns at once.
 
         Parameters
         ----------
@@ -153,30 +199,34 @@ class TreeStore:
         Raises
         ------
         ValueError
-            If a trajectory holds ids outside [0, 2**31 - 1).
+            If a trajectory holds ids outside [0, 2**31 - 1); the last step's trees stay then.
         """
-        newest = {
-            key: [as_tokens(t) for t in list(reversed(trajectories))[: self.window]]
-            for key, trajectories in history.items()
-        }
+        newest = self._newest(history)
         self.end_step()
-        step = self._step = _Step()
-        units, dropped = _fit(newest, int(self.max_bytes * _HISTORY_SHARE))
-        self._totals["dropped_tokens"] += dropped
-        total = sum(Block.size(n) for n in units.values())
-        slack = min(_SLACK, self.max_bytes * _HISTORY_SHARE / total - 1) if total else 0.0
-        for key, n in units.items():
-            step.index[key] = len(step.blocks)
-            step.blocks.append(None)
-            capacity = n + int(n * slack)
-            step.reserved += Block.size(capacity)
-            step.jobs.append((step.index[key], capacity, newest[key]))
-        step.histories = len(units)
-        step.addresses = np.zeros(len(step.blocks) + 64, np.int64)
-        for _ in range(min(threads, len(step.jobs))):
-            thread = threading.Thread(target=_build, args=(step,), name="das-build", daemon=True)
-            step.threads.append(thread)
-            thread.start()
+        self._add(newest, threads)
+
+    def add(self, history: Mapping[Hashable, Sequence[ArrayLike]], threads: int = 2) -> None:
+        """Start building trees beside those that there are; returns at once.
+
+        What is given for a problem that has a tree already is inserted into that tree, with the weight of siblings:
+        these are trajectories that other replicas have finished meanwhile.
+
+        Parameters and errors as `begin_step`.
+        """
+        self._add(self._newest(history), threads)
+
+    def release(self, keys: Iterable[Hashable]) -> None:
+        """Close the requests of some problems and release their trees; keys without a tree are skipped."""
+        keys = set(keys)
+        for request in [request for request in self._open.values() if request.key in keys]:
+            self.close(request)
+        for tree in [self._trees.pop(key) for key in keys if key in self._trees]:
+            self._addresses[tree.at] = 0
+            self._tree_at[tree.at] = None
+            self._free_trees.append(tree.at)
+            self._reserved -= Block.size(tree.capacity)
+            tree.at = 0
+        self._inserts = [(tree, tokens) for tree, tokens in self._inserts if tree.at]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all trees are built; True if they are.
@@ -187,11 +237,11 @@ class TreeStore:
             If a build failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        for thread in self._step.threads:
+        for thread in self._builder.threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if self._step.error is not None:
-            raise RuntimeError("building a tree failed") from self._step.error
-        return not any(thread.is_alive() for thread in self._step.threads)
+        if self._builder.error is not None:
+            raise RuntimeError("building a tree failed") from self._builder.error
+        return not any(thread.is_alive() for thread in self._builder.threads)
 
     def open(self, key: Hashable, prompt_tail: ArrayLike = (), temperature: float = 1.0) -> Request:
         """Start a request; never waits.
@@ -206,18 +256,14 @@ class TreeStore:
             If `prompt_tail` holds ids outside [0, 2**31 - 1).
         """
         tail = as_tokens(prompt_tail)
-        if not self._free:
-            size = len(self._rows)
-            self._rows.double()
-            self._free = list(range(2 * size - 1, size - 1, -1))
-        request = Request(key, self._free.pop())
-        self._open[request.slot] = request
         model = self._models.setdefault(round(temperature, 2), len(self._models))
         if model == len(self._rows.models):
             self._rows.add_model()
-        self._rows.start(request.slot, _LIVE_WEIGHT, model)
+        request = Request(key, self._new_row(_LIVE_WEIGHT, model))
+        self._open[request.slot] = request
         self._totals["requests"] += 1
-        self._totals["requests_with_history"] += 0 < self._step.index.get(key, 0) <= self._step.histories
+        tree = self._trees.get(key)
+        self._totals["requests_with_history"] += tree is not None and tree.from_history
         self._waiting[request] = [tail.copy()]
         self._catch_up()
         return request
@@ -244,7 +290,8 @@ class TreeStore:
         np.cumsum(steps, out=bounds[1:])
         if bounds[-1] != flat.size or (steps < 0).any():
             raise ValueError(f"counts must be non-negative and add up to the {flat.size} tokens given")
-        self._catch_up()
+        if self._waiting or self._inserts:
+            self._catch_up()
         self._advance(_slots(requests), flat, bounds)
         if self._waiting:
             for i, request in enumerate(requests):
@@ -305,12 +352,13 @@ class TreeStore:
             As in `propose`.
         """
         start = time.perf_counter()
-        self._catch_up()
+        if self._waiting or self._inserts:
+            self._catch_up()
         if out_probs is None:
             out_probs = np.empty(out_tokens.shape, np.float32)
         if min_probs is None:
             min_probs = np.full(len(slots), self.min_prob)
-        drafted = self._rows.propose(self._step.addresses, slots, budgets, min_probs, out_tokens, out_probs, out_counts)
+        drafted = self._rows.propose(self._addresses, slots, budgets, min_probs, out_tokens, out_probs, out_counts)
         self._totals["drafted"] += drafted
         self._totals["draft_s"] += time.perf_counter() - start
         return int(drafted)
@@ -326,29 +374,27 @@ class TreeStore:
 
     def end_step(self) -> None:
         """Close all requests and release all trees."""
-        for request in list(self._open.values()):
-            self.close(request)
-        self._step.jobs.clear()
-        self._totals["build_s"] += sum(self._step.build_s)
-        self._step = _Step()
+        self._builder.jobs.clear()
+        self._builder.error = None
+        self.release(list(self._trees))
 
     def stats(self) -> StoreStats:
         """Return the store's figures."""
-        blocks = [b for b in self._step.blocks if b is not None]
-        totals = dict(self._totals)
-        totals["build_s"] += sum(self._step.build_s)
+        blocks = [tree.block for tree in self._trees.values() if tree.block is not None]
+        waited = 0.0 if self._waits_since is None else time.perf_counter() - self._waits_since
         return StoreStats(
+            build_s=self._builder.busy_s,
             tree_bytes=sum(b.nbytes for b in blocks),
             num_trees=len(blocks),
             num_tokens=sum(int(b.words[k.TOKENS]) for b in blocks),
             frozen_trees=sum(int(b.words[k.FROZEN]) for b in blocks),
-            **totals,
+            **(self._totals | {"visible_s": self._totals["visible_s"] + waited}),
         )
 
     def _advance(self, slots: NDArray[np.int32], tokens: NDArray[np.int32], bounds: NDArray[np.int64]) -> None:
         done = np.zeros(len(slots), np.int64)
         while True:
-            stopped, accepted = self._rows.advance(self._step.addresses, slots, tokens, bounds, done, _LEARNING_RATE)
+            stopped, accepted = self._rows.advance(self._addresses, slots, tokens, bounds, done, _LEARNING_RATE)
             self._totals["accepted"] += accepted
             if stopped < 0:
                 raise ValueError(f"token ids must be in [0, 2**31 - 1), got {tokens[-1 - stopped]}")
@@ -356,51 +402,97 @@ class TreeStore:
                 return
             left = np.diff(bounds) - done
             wanted: dict[int, int] = {}
-            for tree, n in zip(self._rows.trees[slots].tolist(), left.tolist(), strict=True):
+            for at, n in zip(self._rows.trees[slots].tolist(), left.tolist(), strict=True):
                 if n:
-                    wanted[tree] = wanted.get(tree, 0) + n + 1
-            for tree, n in wanted.items():
+                    wanted[at] = wanted.get(at, 0) + n + 1
+            for at, n in wanted.items():
+                tree = self._tree_at[at]
+                assert tree is not None
                 self._grow(tree, n)
 
-    def _grow(self, tree: int, units: int) -> None:
+    def _grow(self, tree: _Tree, units: int) -> None:
         """Make room for `units` more, or freeze the tree where the cap does not allow it."""
-        step = self._step
-        block = step.blocks[tree]
-        assert block is not None
-        needed = int(block.words[k.UNITS]) + units
-        capacity = int(block.words[k.CAPACITY])
-        for target in (max(needed, capacity + capacity // 2), needed):
+        assert tree.block is not None
+        needed = int(tree.block.words[k.UNITS]) + units
+        for target in (max(needed, tree.capacity + tree.capacity // 2), needed):
             # Both copies exist while one is moved into the other.
-            if step.reserved + Block.size(target) <= self.max_bytes:
-                step.reserved += Block.size(target) - Block.size(capacity)
-                step.blocks[tree] = grown = block.grown(target)
-                step.addresses[tree] = grown.address
+            if self._reserved + Block.size(target) <= self.max_bytes:
+                self._reserved += Block.size(target) - Block.size(tree.capacity)
+                tree.block, tree.capacity = tree.block.grown(target), target
+                self._addresses[tree.at] = tree.block.address
                 return
-        block.words[k.FROZEN] = 1
+        tree.block.words[k.FROZEN] = 1
+
+    def _newest(self, history: Mapping[Hashable, Sequence[ArrayLike]]) -> dict[Hashable, list[NDArray[np.int32]]]:
+        return {
+            key: [as_tokens(t) for t in list(reversed(trajectories))[: self.window]]
+            for key, trajectories in history.items()
+        }
+
+    def _add(self, newest: dict[Hashable, list[NDArray[np.int32]]], threads: int) -> None:
+        for key in [key for key in newest if key in self._trees]:
+            self._inserts += [(self._trees[key], tokens.copy()) for tokens in reversed(newest.pop(key))]
+        room = max(0, int(self.max_bytes * _HISTORY_SHARE) - self._reserved)
+        units, dropped = _fit(newest, room)
+        self._totals["dropped_tokens"] += dropped
+        total = sum(Block.size(n) for n in units.values())
+        slack = min(_SLACK, room / total - 1) if total else 0.0
+        for key, n in units.items():
+            self._builder.jobs.append((self._new_tree(key, n + int(n * slack), True), newest[key]))
+        self._builder.start(threads)
+
+    def _new_tree(self, key: Hashable, capacity: int, from_history: bool) -> _Tree:
+        if not self._free_trees:
+            self._free_trees.append(len(self._tree_at))
+            self._tree_at.append(None)
+            if len(self._tree_at) > len(self._addresses):
+                self._addresses = np.concatenate([self._addresses, np.zeros_like(self._addresses)])
+        tree = _Tree(self._free_trees.pop(), capacity, from_history)
+        self._tree_at[tree.at] = self._trees[key] = tree
+        self._reserved += Block.size(capacity)
+        return tree
 
     def _catch_up(self) -> None:
         """Attach the requests whose trees have become ready and feed them what they missed."""
-        if not self._waiting:
-            return
-        step = self._step
+        inserts, self._inserts = self._inserts, []
+        for tree, tokens in inserts:
+            if tree.block is None:
+                self._inserts.append((tree, tokens))
+                continue
+            self._addresses[tree.at] = tree.block.address
+            slot = self._new_row(_LIVE_WEIGHT)
+            self._feed(slot, tree, tokens)
+            self._rows.trees[slot] = 0
+            self._free.append(slot)
         for request in list(self._waiting):
-            tree = step.index.get(request.key)
-            if tree is None:
-                if step.reserved + Block.size(_FIRST_UNITS) > self.max_bytes:
+            if request.key not in self._trees:
+                if self._reserved + Block.size(_FIRST_UNITS) > self.max_bytes:
                     del self._waiting[request]
                     continue
-                tree = step.index[request.key] = len(step.blocks)
-                step.reserved += Block.size(_FIRST_UNITS)
-                step.blocks.append(Block(_FIRST_UNITS))
-                if tree == len(step.addresses):
-                    step.addresses = np.concatenate([step.addresses, np.zeros_like(step.addresses)])
-            block = step.blocks[tree]
-            if block is not None:
-                step.addresses[tree] = block.address
-                missed = np.concatenate(self._waiting.pop(request))
-                self._rows.trees[request.slot] = tree
-                self._advance(np.array([request.slot], np.int32), missed, np.array([0, missed.size], np.int64))
+                self._new_tree(request.key, _FIRST_UNITS, False).block = Block(_FIRST_UNITS)
+            tree = self._trees[request.key]
+            if tree.block is not None:
+                self._addresses[tree.at] = tree.block.address
+                self._feed(request.slot, tree, np.concatenate(self._waiting.pop(request)))
                 self._rows.rates[request.slot] = k.RATE_START
+        if self._waiting:
+            self._waits_since = self._waits_since or time.perf_counter()
+        elif self._waits_since is not None:
+            self._totals["visible_s"] += time.perf_counter() - self._waits_since
+            self._waits_since = None
+
+    def _feed(self, slot: int, tree: _Tree, tokens: NDArray[np.int32]) -> None:
+        self._rows.trees[slot] = tree.at
+        self._advance(np.array([slot], np.int32), tokens, np.array([0, tokens.size], np.int64))
+
+    def _new_row(self, weight: int, model: int = 0) -> int:
+        if not self._free:
+            size = len(self._rows)
+            self._rows.double()
+            self._free = list(range(2 * size - 1, size - 1, -1))
+        slot = self._free.pop()
+        self._rows.start(slot, weight, model)
+        return slot
 
 
 def _vector(values: ArrayLike) -> NDArray[np.int32]:
@@ -429,21 +521,3 @@ def _fit(newest: dict[Hashable, list[NDArray[np.int32]]], max_bytes: int) -> tup
             else:
                 units[key], total = n, grown
     return {key: n for key, n in units.items() if n}, dropped
-
-
-def _build(step: _Step) -> None:
-    """Thread body: build trees until none is left to start."""
-    while True:
-        try:
-            tree, capacity, sequences = step.jobs.popleft()
-        except IndexError:
-            return
-        try:
-            start = time.perf_counter()
-            block = Block(capacity)
-            block.build(sequences, np.ones(len(sequences), np.int32))
-            step.blocks[tree] = block
-            step.build_s.append(time.perf_counter() - start)
-        except Exception as error:
-            _log.exception("building a tree failed: its problem gets no drafts in this step")
-            step.error = error

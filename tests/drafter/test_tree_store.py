@@ -210,7 +210,7 @@ def test_cap_holds_while_requests_run(cap):
     requests = [store.open(key) for key in [*history, "new", "newer"] for _ in range(3)]
     for _ in range(40):
         store.advance(requests, rng.integers(0, 2**20, 30 * len(requests)), [30] * len(requests))
-        assert sum(len(b.words) * 4 for b in store._step.blocks if b) <= cap
+        assert sum(len(b.words) * 4 for tree in store._trees.values() if (b := tree.block)) <= cap
         store.propose(requests, [4] * len(requests))
     if cap:
         assert store.stats().frozen_trees or store.stats().num_trees < 5
@@ -219,7 +219,7 @@ def test_cap_holds_while_requests_run(cap):
         text = history[b"p0"][0]
         store.advance([requests[0]], text[:50], [50])
         assert store.propose([requests[0]], [4])[0].tolist() == text[50:54].tolist()
-    for block in filter(None, store._step.blocks):
+    for block in [tree.block for tree in store._trees.values() if tree.block]:
         check_words(block.words)
 
 
@@ -276,6 +276,64 @@ def test_a_frozen_tree_still_matches_exactly():
 
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_trees_come_and_go_one_by_one():
+    store = TreeStore()
+    store.add({"a": [[1, 2, 3, 4]]})
+    store.add({"b": [[5, 6, 7, 8]]})
+    store.wait()
+    a, b = store.open("a", [1]), store.open("b", [5])
+    store.advance([a, b], [2, 6], [1, 1])
+    store.release(["a", "unknown"])
+    assert a.slot == 0
+    assert [d.tolist() for d in store.propose([a, b], [2, 2])] == [[], [7, 8]]
+    assert store.stats().num_trees == 1
+    # The room is used again, and nothing of the old tree is left in it.
+    store.add({"c": [[1, 9, 9]]})
+    store.wait()
+    c, again = store.open("c", [1]), store.open("a", [1])
+    assert [d.tolist() for d in store.propose([b, c, again], [1, 1, 1])] == [[7], [9], []]
+    store.end_step()
+    assert store.stats().tree_bytes == 0
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_added_to_a_tree_counts_like_a_sibling(ready):
+    store = TreeStore()
+    store.add({"a": [[1, 2, 3]]})
+    if ready:
+        store.wait()
+    store.add({"a": [[1, 2, 7]]})
+    store.wait()
+    request = store.open("a", [1])
+    store.advance([request], [2], [1])
+    assert store.propose([request], [1])[0].tolist() == [7]
+    assert store.stats().num_trees == 1
+    store.release(["a"])
+    assert store.propose([request], [1])[0].tolist() == []
+
+
+def test_a_tree_released_before_it_is_built_stays_away():
+    store = TreeStore()
+    store.add({key: [np.arange(2000)] for key in range(50)}, threads=1)
+    store.release(range(50))
+    store.wait()
+    assert store.stats().tree_bytes == 0
+    request = store.open(0, [5])
+    assert store.propose([request], [1])[0].tolist() == []
+
+
+def test_time_without_a_tree_is_visible():
+    store = TreeStore()
+    store.add({"a": [[1, 2, 3]]}, threads=0)
+    request = store.open("a", [1])
+    assert store.stats().visible_s > 0
+    store.add({}, threads=1)
+    store.wait()
+    store.propose([request], [1])
+    seen = store.stats().visible_s
+    assert store.stats().visible_s == seen > 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
