@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,15 @@ def default_das_section() -> dict[str, Any]:
 def das_section() -> dict[str, Any]:
     """The defaults of the ``das:`` section, as ``+das=on`` sets them."""
     return default_das_section()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What das-verl logs; its logger has a handler of its own and passes nothing on."""
+    logger = logging.getLogger("das_verl")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture(scope="session")

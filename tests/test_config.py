@@ -24,6 +24,11 @@ def test_the_shipped_defaults_are_valid_and_complete(das_section):
         ({"tree_gb": "high"}, r"das\.tree_gb='high' must be a number"),
         ({"tree_gb": float("nan")}, r"das\.tree_gb=nan is out of range"),
         ({"tree_gb": 0}, r"das\.tree_gb=0 is out of range"),
+        ({"history": 4}, r"das\.history=4 must be a section with the settings gb, warm_start"),
+        ({"history": {"gb": 0, "warm_start": None}}, r"das\.history\.gb=0 is out of range"),
+        ({"history": {"gb": 1, "warm_start": 3}}, r"das\.history\.warm_start=3 must be a path, or null"),
+        ({"history": {"gb": 1, "warm": None}}, r"das\.history\.warm is not a setting"),
+        ({"history": {"gb": 1}}, r"das\.history\.warm_start is missing"),
     ],
 )
 def test_a_bad_setting_is_named_with_what_to_do(das_section, change, line):

@@ -93,22 +93,27 @@ class _Builder:
         self.threads: list[threading.Thread] = []
         self.error: BaseException | None = None
         self.busy_s = 0.0
+        self._working = 0
         self._lock = threading.Lock()
 
     def start(self, threads: int) -> None:
         """See to it that `threads` threads work as long as there are jobs."""
         self.threads = [thread for thread in self.threads if thread.is_alive()]
-        for _ in range(min(threads - len(self.threads), len(self.jobs))):
+        with self._lock:
+            more = max(0, min(threads - self._working, len(self.jobs)))
+            self._working += more
+        for _ in range(more):
             thread = threading.Thread(target=self._run, name="das-build", daemon=True)
             self.threads.append(thread)
             thread.start()
 
     def _run(self) -> None:
         while True:
-            try:
+            with self._lock:  # so that a thread is not counted on once it has found nothing to do
+                if not self.jobs:
+                    self._working -= 1
+                    return
                 tree, sequences = self.jobs.popleft()
-            except IndexError:
-                return
             if not tree.at:
                 continue
             try:

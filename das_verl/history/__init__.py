@@ -1,5 +1,6 @@
-"""What the policy generated lately, per prompt: keys and the trajectory window. Knows no framework."""
+"""What past rollouts of each prompt were."""
 
-from das_verl.history.window import TrajectoryWindow, prompt_key
+from das_verl.history.snapshot import SnapshotError
+from das_verl.history.window import Trajectory, TrajectoryWindow, prompt_key, text_hash
 
-__all__ = ["TrajectoryWindow", "prompt_key"]
+__all__ = ["SnapshotError", "Trajectory", "TrajectoryWindow", "prompt_key", "text_hash"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +28,69 @@ def prompt_key(prompt_ids: Sequence[int] | np.ndarray) -> str:
     return hashlib.blake2b(ids.tobytes(), digest_size=16).hexdigest()
 
 
+def text_hash(text: str) -> str:
+    """Name a prompt by its text, special tokens left out: all that verl's rollout dumps tell of it."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A finished rollout of a prompt.
+
+    Attributes
+    ----------
+    tokens : ndarray of int32, shape (n,)
+        End of the prompt, and all that follows it: the model's tokens, and those of tools and later turns.
+    generated : ndarray of int32, shape (k, 2)
+        Start and end in ``tokens`` of each stretch that the model generated.
+    step : int
+        Training step that the prompt was drawn for.
+    version : int
+        Version of the policy that finished it, -1 if unknown.
+    reward : float
+        NaN if unknown.
+    """
+
+    tokens: np.ndarray
+    generated: np.ndarray
+    step: int = -1
+    version: int = -1
+    reward: float = math.nan
+
+    @classmethod
+    def of(
+        cls,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        response_mask: Sequence[int] | None = None,
+        *,
+        prompt_tail: int = 0,
+        step: int = -1,
+        version: int = -1,
+        reward: float | None = None,
+    ) -> Trajectory:
+        """Take a trajectory from verl's fields; ``response_mask`` is 1 where the model generated, all 1 by default."""
+        tail = prompt_ids[max(0, len(prompt_ids) - prompt_tail) :]
+        tokens = np.concatenate([np.asarray(tail, np.int32), np.asarray(response_ids, np.int32)])
+        mask = np.zeros(len(tokens) + 2, np.int8)
+        mask[len(tail) + 1 : -1] = 1 if response_mask is None else np.asarray(response_mask) != 0
+        generated = np.flatnonzero(np.diff(mask)).astype(np.int32).reshape(-1, 2)
+        return cls(tokens, generated, step, version, math.nan if reward is None else float(reward))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.tokens.nbytes + self.generated.nbytes
+
+    def sequences(self, context: int) -> Iterator[np.ndarray]:
+        """Yield what a tree indexes: each stretch that the model generated, with ``context`` tokens before it.
+
+        So a draft can start from what a tool said, and never goes on into it.
+        """
+        for start, end in self.generated.tolist():
+            yield self.tokens[max(0, start - context) : end]
+
+
 class TrajectoryWindow:
     """The last ``window`` trajectories of every prompt, under a cap in bytes.
 
@@ -34,7 +99,7 @@ class TrajectoryWindow:
     window : int
         Trajectories kept per prompt. The paper recommends 16 to 32.
     max_bytes : int
-        Cap on the token bytes kept. Over it, the trajectories added longest ago go first.
+        Cap on the bytes kept. Over it, the trajectories added longest ago go first.
     """
 
     def __init__(self, window: int, max_bytes: int) -> None:
@@ -43,35 +108,46 @@ class TrajectoryWindow:
         self.nbytes = 0
         self.evicted = 0
         self._by_key: dict[str, deque[int]] = {}
-        self._trajectories: OrderedDict[int, tuple[str, np.ndarray]] = OrderedDict()
+        self._trajectories: OrderedDict[int, tuple[str, Trajectory]] = OrderedDict()
         self._next = 0
 
     def __len__(self) -> int:
         return len(self._trajectories)
 
-    def add(self, key: str, tokens: Sequence[int] | np.ndarray) -> None:
-        """Remember one finished trajectory of prompt ``key`` (token ids, converted to int32)."""
-        tokens = np.array(tokens, dtype=np.int32)
-        if tokens.nbytes == 0 or tokens.nbytes > self.max_bytes:
+    def __iter__(self) -> Iterator[tuple[str, Trajectory]]:
+        """Iterate over (key, trajectory) in the order of their addition."""
+        return iter(self._trajectories.values())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._by_key
+
+    @property
+    def num_keys(self) -> int:
+        """Prompts that have a trajectory."""
+        return len(self._by_key)
+
+    def add(self, key: str, trajectory: Trajectory) -> None:
+        """Remember one finished trajectory of prompt ``key``; one without generated tokens is left out."""
+        if not len(trajectory.generated) or trajectory.nbytes > self.max_bytes:
             return
         of_key = self._by_key.setdefault(key, deque())
         of_key.append(self._next)
-        self._trajectories[self._next] = (key, tokens)
+        self._trajectories[self._next] = (key, trajectory)
         self._next += 1
-        self.nbytes += tokens.nbytes
+        self.nbytes += trajectory.nbytes
         if len(of_key) > self.window:
             self._drop(of_key[0])
         while self.nbytes > self.max_bytes:
             self._drop(next(iter(self._trajectories)))
             self.evicted += 1
 
-    def get(self, keys: Iterable[str]) -> dict[str, list[np.ndarray]]:
+    def get(self, keys: Iterable[str]) -> dict[str, list[Trajectory]]:
         """Return the trajectories of those ``keys`` that have any, oldest first."""
         return {k: [self._trajectories[i][1] for i in self._by_key[k]] for k in keys if k in self._by_key}
 
     def _drop(self, i: int) -> None:
-        key, tokens = self._trajectories.pop(i)
-        self.nbytes -= tokens.nbytes
+        key, trajectory = self._trajectories.pop(i)
+        self.nbytes -= trajectory.nbytes
         of_key = self._by_key[key]
         of_key.popleft()
         if not of_key:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 
 from das_verl.config import ConfigError, DasConfig
+from das_verl.history.dumps import dump_files
 
 VERL_VERSIONS = ("0.9.1", "0.10")
 VLLM_VERSIONS = ("0.24", "0.30")
@@ -29,7 +31,7 @@ def check_das(config: DictConfig) -> None:
     ConfigError
         On the first setting that DAS cannot work with.
     """
-    DasConfig.parse(dict(config.das))
+    das = DasConfig.parse(OmegaConf.to_container(config.das, resolve=True))
     _check_version("verl", VERL_VERSIONS)
     _check_version("vllm", VLLM_VERSIONS)
     _check_plugins()
@@ -96,6 +98,12 @@ def check_das(config: DictConfig) -> None:
                 f"actor_rollout_ref.rollout.{key}={OmegaConf.select(rollout, key)}: +das=on needs its own; "
                 "remove yours, or drop +das=on"
             )
+    _check_callback(config.trainer.checkpoint_callback_class)
+    if das.history.warm_start is not None and not dump_files(Path(das.history.warm_start).expanduser()):
+        raise ConfigError(
+            f"das.history.warm_start={das.history.warm_start} is neither a rollout dump (.jsonl) nor a folder with some; "
+            "set it to the trainer.rollout_data_dir of an earlier run, or to null"
+        )
     _check_external_lib(config)
 
 
@@ -189,6 +197,19 @@ def _check_plugins() -> None:
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "das_verl" not in {name.strip() for name in policy.split(",")}:
         raise ConfigError(f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading das-verl; add das_verl to it")
+
+
+def _check_callback(path: str | None) -> None:
+    name = "das_verl.verl.checkpoint.SaveHistory"
+    try:
+        derived = path is not None and issubclass(get_class(path), get_class(name))
+    except Exception as error:  # whatever importing a class of the user's raises
+        raise ConfigError(f"trainer.checkpoint_callback_class={path} cannot be loaded: {error}") from None
+    if not derived:
+        raise ConfigError(
+            f"trainer.checkpoint_callback_class={path}: +das=on saves its history there; "
+            f"derive your class from {name}, or drop the setting"
+        )
 
 
 def _check_external_lib(config: DictConfig) -> None:

@@ -13,7 +13,7 @@ def summarise(counts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     Parameters
     ----------
     counts : sequence of dict
-        What :meth:`das_verl.vllm.proposer.Proposer.end_step` returned, one a replica.
+        What :meth:`das_verl.vllm.proposer.Proposer.counts` returned, one a replica.
 
     Returns
     -------
@@ -42,13 +42,15 @@ def summarise(counts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "das/tokens_per_step_all": total("tokens") / max(1, total("steps")),
         "das/draft_s": slowest("draft_s"),
         "das/build_s": slowest("build_s"),
+        "das/build_visible_s": slowest("visible_s"),
+        "das/build_hidden_s": max((max(0.0, c["build_s"] - c["visible_s"]) for c in counts), default=0.0),
         "das/tree_bytes": slowest("tree_bytes"),
-        "das/history_share": total("with_history") / max(1, len(requests)),
+        "das/history_share": total("with_history") / max(1, total("opened")),
     }
     return metrics
 
 
-def log_speculation(end_step: Callable[[], dict[str, float]]) -> None:
+def log_speculation(metrics: Callable[[], dict[str, float]]) -> None:
     """Add the metrics of :func:`summarise` to those that verl's trainer logs in this process.
 
     verl's V1 trainer computes its speculation metrics only when multi-token prediction is on
@@ -64,6 +66,6 @@ def log_speculation(end_step: Callable[[], dict[str, float]]) -> None:
 
     @functools.wraps(original)
     def with_das(*args: Any, **kwargs: Any) -> dict[str, float]:
-        return {**end_step(), **original(*args, **kwargs)}
+        return {**metrics(), **original(*args, **kwargs)}
 
     setattr(trainer_base, "compute_spec_decode_metrics", with_das)  # noqa: B010

@@ -1,26 +1,39 @@
-"""The scheduler: verl's request router, which also remembers rollouts and tells the replicas what a step needs.
+"""The scheduler: verl's request router, which also remembers rollouts and tells the replicas which trees to hold.
 
-verl creates one Ray actor of :class:`Scheduler` from ``rollout.router_config_path`` and hands it every rollout
-server. Its callers: verl's LLM client (routing), :mod:`das_verl.verl.agent_loop` (everything else).
+verl creates one Ray actor of :data:`SchedulerActor` from ``rollout.router_config_path`` and hands it every rollout
+server. Its callers: verl's LLM client (routing), :mod:`das_verl.verl.agent_loop` (what is drawn, opened, reported
+and finished), :mod:`das_verl.verl.server` (rollout over), :mod:`das_verl.verl.checkpoint` (snapshots).
+
+A prompt's trees live from the moment it is drawn, or known to be drawn next, to the moment its last rollout is
+finished, whichever training step that falls into.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import ray
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from das_verl.config import DasConfig
-from das_verl.history import TrajectoryWindow
+from das_verl.history import SnapshotError, Trajectory, TrajectoryWindow, snapshot
 from das_verl.verl.metrics import summarise
 from das_verl.vllm.worker import pack_history
+
+_log = logging.getLogger(__name__)
+# Finished siblings go to the other replicas at most this often: each time costs an engine step's interruption.
+_SHARE_EVERY_S = 0.5
+_SERVER_TIMEOUT_S = 60.0
 
 
 class Scheduler(GlobalRequestLoadBalancer):
     """Routes requests as verl does by default, and keeps the trajectory window.
+
+    Until :meth:`configure` is called, which includes the time after a crash and restart of its actor, it only routes.
 
     Parameters
     ----------
@@ -30,33 +43,95 @@ class Scheduler(GlobalRequestLoadBalancer):
         The router file's content. Holds nothing but this class's name.
     """
 
-    _history: TrajectoryWindow
-    _prompt_tail: int
-
     def __init__(self, servers: dict[str, Any], router_config: dict[str, Any]) -> None:
         super().__init__(servers)
+        self._config: DasConfig | None = None
+        self._history = TrajectoryWindow(1, 0)
+        self._warm: dict[str, list[Trajectory]] = {}  # by hash of the prompt's text, until its key is known
         self._key_of_prompt: dict[str, str] = {}
+        self._drawn: Counter[str] = Counter()  # prompts whose rollouts are not all finished, by fingerprint
+        self._next: list[str] = []  # fingerprints of the prompts that are drawn next, as far as known
+        self._indexed: set[str] = set()  # keys that the replicas hold trees of history for
+        self._ahead: set[str] = set()  # of these, the ones built for prompts that are not drawn yet
+        self._finished: list[str] = []  # keys whose trees the replicas can release
+        self._siblings: list[tuple[str, str | None, Trajectory]] = []  # key, server that has it, what it generated
+        self._shared_at = 0.0
+        self._last_update: dict[str, Any] = {}  # reference to the outcome, by address of the server
+        self._unreachable: set[str] = set()
 
-    def configure(self, das: dict[str, Any]) -> None:
-        """Take the ``das:`` section; called once, by the agent-loop manager, before the first step."""
-        config = DasConfig.parse(das)
-        self._prompt_tail = config.prompt_tail
-        self._history = TrajectoryWindow(config.window, max_bytes=int(config.history_gb * 1e9))
+    def configure(self, das: dict[str, Any], saved: bytes | None = None, warm: Mapping[str, Any] | None = None) -> str:
+        """Take the ``das:`` section and what earlier runs left; called by the agent-loop manager.
 
-    def begin_step(self, prompts: Sequence[str]) -> None:
-        """Send the replicas the history of the step's prompts; returns when they have it and build their trees.
+        Parameters
+        ----------
+        das : dict
+            The ``das:`` section.
+        saved : bytes, optional
+            A snapshot.
+        warm : mapping of str to list of Trajectory, optional
+            Trajectories from rollout dumps, by hash of the prompt's text.
+
+        Returns
+        -------
+        str
+            What was wrong with the snapshot; empty if nothing was. The history is empty then.
+        """
+        self._config = config = DasConfig.parse(das)
+        self._history = TrajectoryWindow(config.window, max_bytes=int(config.history.gb * 1e9))
+        self._warm = dict(warm or {})
+        if saved is not None:
+            try:
+                self._key_of_prompt = snapshot.load(saved, self._history)
+            except SnapshotError as error:
+                return str(error)
+        return ""
+
+    def begin_step(self, prompts: Sequence[str], upcoming: Sequence[str] = ()) -> bool:
+        """Note that prompts are drawn, and see to it that the replicas build their trees; called for every batch.
 
         Parameters
         ----------
         prompts : sequence of str
             Fingerprints of the raw prompts. Their token ids are not known before the agent loops tokenise them,
             but a prompt that has history reported its key together with its fingerprint.
-        """
-        keys = dict.fromkeys(self._key_of_prompt[p] for p in prompts if p in self._key_of_prompt)
-        packed = ray.put(pack_history(self._history.get(keys)))
-        ray.get([server.das_begin_step.remote(packed) for server in self._servers.values()])
+        upcoming : sequence of str
+            Fingerprints of the prompts that will be drawn next, where that is known.
 
-    def report(self, prompt: str, key: str, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> None:
+        Returns
+        -------
+        bool
+            False if this actor has restarted and must be configured again.
+        """
+        if self._config is None:
+            return False
+        self._connect()
+        self._forget_names()
+        keys = self._keys(prompts)
+        unneeded, self._ahead = self._ahead - keys.keys(), set()
+        self._update(keys, unneeded)
+        self._drawn.update(prompts)
+        self._next = list(upcoming)
+        return True
+
+    def first_seen(self, prompts: Sequence[tuple[str, str, str]]) -> None:
+        """Build trees from a warm start's history; called by the agent-loop workers, before a prompt's first request.
+
+        Parameters
+        ----------
+        prompts : sequence of (str, str, str)
+            Fingerprint and key of each prompt, and the hash of its text, which is all that rollout dumps know of it.
+        """
+        found: dict[str, None] = {}
+        for prompt, key, text in prompts:
+            for trajectory in self._warm.pop(text, []):
+                self._history.add(key, trajectory)
+            if key in self._history:
+                self._key_of_prompt[prompt] = key
+                found[key] = None
+        if self._config is not None:
+            self._update(found)
+
+    def report(self, prompt: str, key: str, request_id: str, trajectory: Trajectory) -> None:
         """Remember a finished training trajectory; called by the agent-loop workers.
 
         Parameters
@@ -65,17 +140,128 @@ class Scheduler(GlobalRequestLoadBalancer):
             Fingerprint of the raw prompt.
         key : str
             Key of the prompt's token ids.
-        prompt_ids, response_ids : sequence of int
-            Token ids of the whole trajectory.
+        request_id : str
+            Of the trajectory's last request, which tells the replica that generated it.
+        trajectory : Trajectory
         """
+        if self._config is None:
+            return
         self._key_of_prompt[prompt] = key
-        tail = np.asarray(prompt_ids[max(0, len(prompt_ids) - self._prompt_tail) :], dtype=np.int32)
-        self._history.add(key, np.concatenate([tail, np.asarray(response_ids, dtype=np.int32)]))
+        self._history.add(key, trajectory)
+        if len(self._servers) > 1 and self._drawn[prompt] > 0:
+            self._siblings.append((key, self._request_id_to_server.get(request_id), trajectory))
+            if time.monotonic() - self._shared_at > _SHARE_EVERY_S:
+                self._share()
 
-    def end_step(self) -> dict[str, float]:
-        """Let the replicas release the step's trees and return the step's metrics; called once per step."""
-        counts: list[dict[str, Any]] = ray.get([server.das_end_step.remote() for server in self._servers.values()])
-        metrics = summarise(counts)
+    def finished(self, prompt: str, keys: Sequence[str]) -> None:
+        """Note that all rollouts of a drawn prompt have ended, well or not; called by the agent-loop workers.
+
+        ``keys`` are those that its requests carried.
+        """
+        self._drawn[prompt] -= 1
+        if self._drawn[prompt] <= 0:
+            del self._drawn[prompt]
+            self._finished += keys
+
+    def rollout_over(self) -> None:
+        """Release the trees that are done with and build the next batch's; called by every server as it goes to sleep.
+
+        The policy is updated meanwhile.
+        """
+        if self._config is not None:
+            self._ahead |= self._update(self._keys(self._next))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call; called once per training step."""
+        metrics = summarise(self._counts())
         metrics["das/history_bytes"] = self._history.nbytes
         metrics["das/history_trajectories"] = len(self._history)
+        metrics["das/history_prompts"] = self._history.num_keys
+        metrics["das/history_evicted"] = self._history.evicted
+        self._history.evicted = 0
         return metrics
+
+    def save(self) -> bytes:
+        """Return a snapshot of the history."""
+        return snapshot.dump(self._history, self._key_of_prompt)
+
+    def _keys(self, prompts: Sequence[str] | Mapping[str, Any]) -> dict[str, None]:
+        """Keys of the prompts that have one, each once, in order."""
+        return dict.fromkeys(self._key_of_prompt[p] for p in prompts if p in self._key_of_prompt)
+
+    def _update(self, wanted: Mapping[str, None], unneeded: Iterable[str] = ()) -> set[str]:
+        """Let the replicas release what is finished or not needed and build what of ``wanted`` they lack.
+
+        Returns the keys whose trees they build.
+        """
+        running = self._keys(self._drawn)
+        released = dict.fromkeys(k for k in (*self._finished, *sorted(unneeded)) if k not in running)
+        self._finished.clear()
+        self._siblings = [s for s in self._siblings if s[0] not in released]
+        self._indexed -= released.keys()
+        added = self._history.get(k for k in wanted if k not in self._indexed)
+        self._indexed |= added.keys()
+        if added or released:
+            packed = ray.put(pack_history(self._sequences(added)))
+            for address in self._servers:
+                self._send(address, packed, list(released))
+        return set(added)
+
+    def _share(self) -> None:
+        """Send what each replica's requests have finished to the other replicas."""
+        self._shared_at = time.monotonic()
+        siblings, self._siblings = self._siblings, []
+        for address in self._servers:
+            foreign: dict[str, list[Trajectory]] = {}
+            for key, has_it, trajectory in siblings:
+                if has_it != address:
+                    foreign.setdefault(key, []).append(trajectory)
+            if foreign:
+                self._send(address, pack_history(self._sequences(foreign)), [])
+
+    def _send(self, address: str, packed: Any, released: list[str] | None) -> None:
+        """Let a server update its trees, and do not wait for it."""
+        # Calls of an async actor may overtake one another; Ray starts one only when its arguments are there.
+        after = self._last_update.get(address)
+        self._last_update[address] = self._servers[address].das_update.remote(packed, released, after)
+
+    def _sequences(self, history: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[Any]]:
+        assert self._config is not None
+        tail = self._config.prompt_tail
+        return {key: [s for t in trajectories for s in t.sequences(tail)] for key, trajectories in history.items()}
+
+    def _counts(self) -> list[dict[str, Any]]:
+        """Return what the replicas counted since the last call.
+
+        The one call that waits: requests are routed in this actor, so it must not hang on a replica. One that has
+        died is verl's to deal with; its trees died with it.
+        """
+        asked: dict[str, Any] = {a: s.das_counts.remote(self._last_update.get(a)) for a, s in self._servers.items()}
+        answers: list[dict[str, Any]] = []
+        for address, reference in asked.items():
+            try:
+                answers.append(ray.get(reference, timeout=_SERVER_TIMEOUT_S))
+                self._unreachable.discard(address)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                self._last_update.pop(address, None)  # what comes after a failed update fails with it
+                if address not in self._unreachable:
+                    self._unreachable.add(address)
+                    why = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+                    _log.warning("rollout server %s does not answer, going on without: %s", address, why[0])
+        return answers
+
+    def _connect(self) -> None:
+        """Bring servers that are new, or back, to what the others hold; what they held before is out of date."""
+        self._last_update = {a: update for a, update in self._last_update.items() if a in self._servers}
+        for address in [a for a in self._servers if a not in self._last_update]:
+            self._servers[address].das_connect.remote(ray.get_runtime_context().current_actor)
+            self._send(address, pack_history(self._sequences(self._history.get(self._indexed))), None)
+
+    def _forget_names(self) -> None:
+        """Forget the names of prompts whose history has been evicted."""
+        if len(self._key_of_prompt) > 2 * self._history.num_keys + 1024:
+            self._key_of_prompt = {p: k for p, k in self._key_of_prompt.items() if k in self._history or self._drawn[p]}
+
+
+# Routing must survive a crash: Ray starts the actor again, and repeats the calls that it had not answered.
+SchedulerActor = ray.remote(max_restarts=-1, max_task_retries=-1)(Scheduler)

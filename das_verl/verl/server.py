@@ -15,7 +15,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 class Server(vLLMHttpServer):
     """verl's vLLM server, with das-verl's worker extension."""
 
-    _counts: dict[str, Any] | None = None
+    _scheduler: Any = None
 
     def _get_worker_extension_cls(self) -> str:
         return "das_verl.verl.worker.WorkerExtension"
@@ -31,31 +31,34 @@ class Server(vLLMHttpServer):
             await self.engine.collective_rpc("das_attach")
 
     async def sleep(self) -> None:
-        """Release the step's trees, then sleep; called by verl when the rollout is over."""
-        # Only the replica's first node has the engine.
-        if self.node_rank == 0 and self._drafts() and self._counts is None:
-            self._counts = await self._end_step()
+        """Sleep, and tell the scheduler that the rollout is over; called by verl, before it updates the policy."""
         await super().sleep()
+        # Only the replica's first node has the engine.
+        if self.node_rank == 0 and self._scheduler is not None:
+            self._scheduler.rollout_over.remote()
 
-    async def das_begin_step(self, packed: dict[str, Any]) -> None:
-        """Start building the trees of a step in the engine's workers; returns at once.
+    async def das_connect(self, scheduler: Any) -> None:
+        """Take the scheduler's handle; called by the scheduler when it first meets this server."""
+        self._scheduler = scheduler
+
+    async def das_update(self, packed: dict[str, Any], released: list[str] | None, after: None = None) -> None:
+        """Release trees and start building others in the engine's workers; returns at once.
 
         Parameters
         ----------
         packed : dict
             Trajectories by prompt key, as :func:`das_verl.vllm.worker.pack_history` gives them.
+        released : list of str, or None
+            Prompt keys; None for all.
+        after : None
+            Outcome of the update before this one, which Ray waits for.
         """
-        await self.engine.collective_rpc("das_begin_step", args=(packed,))
-        self._counts = None
+        await self.engine.collective_rpc("das_update", args=(packed, released))
 
-    async def das_end_step(self) -> dict[str, Any]:
-        """Release the trees of the step, if ``sleep`` has not, and return what the drafter counted in it."""
-        counts, self._counts = self._counts, None
-        return await self._end_step() if counts is None else counts
-
-    async def _end_step(self) -> dict[str, Any]:
+    async def das_counts(self, after: None = None) -> dict[str, Any]:
+        """Return what the drafter counted since the last call; ``after`` as in :meth:`das_update`."""
         # Every tensor-parallel rank drafts the same; the first speaks for all.
-        return (await self.engine.collective_rpc("das_end_step"))[0]
+        return (await self.engine.collective_rpc("das_counts"))[0]
 
 
 class Replica(vLLMReplica):

@@ -6,6 +6,7 @@ vLLM builds one :class:`Proposer` in each worker process and calls :meth:`Propos
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,12 +43,11 @@ class Proposer:
         self._config = DasConfig.parse((vllm_config.additional_config or {}).get("das", {}))
         self._max_draft = min(self._config.max_draft, vllm_config.speculative_config.num_speculative_tokens)
         self._max_model_len = vllm_config.model_config.max_model_len
-        self._store = TreeStore(
-            window=self._config.window,
-            max_bytes=int(self._config.tree_gb * 1e9),
-        )
+        # The window is the scheduler's to keep: a trajectory may be several sequences here.
+        self._store = TreeStore(window=sys.maxsize, max_bytes=int(self._config.tree_gb * 1e9))
         self._runner: Any = None
         self._requests: dict[str, Request] = {}
+        self._counted: set[str] = set()  # of these, the ones that `counts` has told of
         self._batch: list[str] = []
         self._rows = np.empty(0, np.int64)
         self._batch_requests: list[Request] = []
@@ -57,6 +57,7 @@ class Proposer:
         self._end = np.zeros(64, np.int64)
         self._last = np.zeros(64, np.int32)
         self._tally = np.zeros((64, 3), np.int64)
+        self._tree_bytes = 0
         self._reset_counts()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -88,22 +89,46 @@ class Proposer:
             runner.effective_drafter_max_model_len = self._max_model_len + self._max_draft + 1
         self._runner = runner
 
-    def begin_step(self, history: Mapping[Any, Sequence[Any]]) -> None:
-        """Start building the step's trees from the trajectories of each prompt key; returns at once."""
-        self._forget_requests()
-        self._store.begin_step(history, threads=self._config.build_threads)
+    def update(self, history: Mapping[Any, Sequence[Any]], released: Sequence[str] | None = ()) -> None:
+        """Release trees, then start building others; returns at once.
 
-    def end_step(self) -> dict[str, Any]:
-        """Release the trees and return the counts since the last call, in plain types for the RPC."""
+        Parameters
+        ----------
+        history : mapping of str to sequence of int32 arrays
+            What to index, by prompt key, oldest first.
+        released : sequence of str, or None
+            Prompt keys; None for all. A request that runs on under one of them is opened anew.
+        """
+        self._tree_bytes = max(self._tree_bytes, self._store.stats().tree_bytes)
+        gone = None if released is None else set(released)
+        for req_id in [r for r, request in self._requests.items() if gone is None or request.key in gone]:
+            self._close(req_id)
+        self._batch = []
+        self._rows = np.empty(0, np.int64)
+        self._batch_requests = []
+        if released is None:
+            self._store.end_step()
+        else:
+            self._store.release(released)
+        self._store.add(history, threads=self._config.build_threads)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts since the last call, in plain types for the RPC.
+
+        Requests that are open count with what they did so far: vLLM tells of the last ones' end in its next step only.
+        """
+        for req_id, request in self._requests.items():
+            self._count(req_id, request)
+        self._counted = set(self._requests)
         stats = self._store.stats()
-        self._forget_requests()
-        self._store.end_step()
         counts = {
-            "requests": self._finished,
+            "requests": self._told,
             "with_history": stats.requests_with_history - self._before.requests_with_history,
+            "opened": stats.requests - self._before.requests,
             "draft_s": self._draft_s,
             "build_s": stats.build_s - self._before.build_s,
-            "tree_bytes": stats.tree_bytes,
+            "visible_s": stats.visible_s - self._before.visible_s,
+            "tree_bytes": max(self._tree_bytes, stats.tree_bytes),
             "tokens": self._tokens,
             "steps": self._steps,
         }
@@ -240,18 +265,18 @@ class Proposer:
 
     def _close(self, req_id: str) -> None:
         request = self._requests.pop(req_id)
-        self._finished.append(self._tally[request.slot].tolist())
+        self._count(req_id, request)
         self._store.close(request)
 
-    def _forget_requests(self) -> None:
-        for req_id in list(self._requests):
-            self._close(req_id)
-        self._batch = []
-        self._rows = np.empty(0, np.int64)
-        self._batch_requests = []
+    def _count(self, req_id: str, request: Request) -> None:
+        tally = self._tally[request.slot]
+        if req_id not in self._counted or tally.any():
+            self._told.append(tally.tolist())
+            tally[:] = 0
 
     def _reset_counts(self) -> None:
         self._before = self._store.stats()
-        self._finished: list[list[int]] = []
+        self._told: list[list[int]] = []
         self._draft_s = 0.0
+        self._tree_bytes = 0
         self._tokens = self._steps = self._clock = 0

@@ -50,10 +50,10 @@ class DrafterExtension:
             raise RuntimeError(f"this model runner drafts with {type(drafter).__name__}, not with das-verl's proposer")
         drafter.attach(self.model_runner)
 
-    def das_begin_step(self, packed: dict[str, Any]) -> None:
-        """Start building the trees of a step from :func:`pack_history`'s layout; returns at once."""
-        self.model_runner.drafter.begin_step(unpack_history(packed))
+    def das_update(self, packed: dict[str, Any], released: list[str] | None) -> None:
+        """Call :meth:`Proposer.update` with :func:`pack_history`'s layout; returns at once."""
+        self.model_runner.drafter.update(unpack_history(packed), released)
 
-    def das_end_step(self) -> dict[str, Any]:
-        """Release the trees of the step and return its counts."""
-        return self.model_runner.drafter.end_step()
+    def das_counts(self) -> dict[str, Any]:
+        """Return what the drafter counted since the last call."""
+        return self.model_runner.drafter.counts()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from das_verl.history import prompt_key
+from das_verl.history import Trajectory, TrajectoryWindow, prompt_key, snapshot
 from das_verl.verl import agent_loop, metrics, scheduler
 from das_verl.verl.server import Server
 from das_verl.vllm.worker import unpack_history
@@ -19,8 +19,10 @@ from das_verl.vllm.worker import unpack_history
 COUNTS = {
     "requests": [[8, 6, 2], [0, 0, 0]],
     "with_history": 1,
+    "opened": 2,
     "draft_s": 0.5,
     "build_s": 0.25,
+    "visible_s": 0.05,
     "tree_bytes": 100,
     "tokens": 30,
     "steps": 20,
@@ -28,54 +30,196 @@ COUNTS = {
 
 
 class FakeServer:
-    """A rollout server's Ray handle: records what the scheduler sends."""
+    """A rollout server's Ray handle, keeping what a replica's proposer would hold."""
 
     def __init__(self) -> None:
-        self.begun: list[dict[str, list[np.ndarray]]] = []
-        self.das_begin_step = SimpleNamespace(remote=lambda packed: self.begun.append(unpack_history(packed)))
-        self.das_end_step = SimpleNamespace(remote=lambda: COUNTS)
+        self.trees: dict[str, list[list[int]]] = {}
+        self.updates = 0
+        self.connected: list[Any] = []
+        self.das_connect = SimpleNamespace(remote=self.connected.append)
+        self.das_update = SimpleNamespace(remote=self.update)
+        self.das_counts = SimpleNamespace(remote=lambda after: COUNTS)
+
+    def update(self, packed: dict[str, Any], released: list[str] | None, after: int | None) -> int:
+        assert after in (None, self.updates), "updates must be told to wait for the one before"
+        for key in list(self.trees) if released is None else released:
+            self.trees.pop(key, None)
+        for key, sequences in unpack_history(packed).items():
+            self.trees.setdefault(key, []).extend(s.tolist() for s in sequences)
+        self.updates += 1
+        return self.updates
 
 
 @pytest.fixture
 def servers(monkeypatch) -> dict[str, FakeServer]:
-    monkeypatch.setattr(scheduler, "ray", SimpleNamespace(put=lambda x: x, get=lambda x: x))
+    context = SimpleNamespace(current_actor="scheduler")
+    ray = SimpleNamespace(
+        put=lambda x: x,
+        get=lambda x, timeout=None: x,
+        get_runtime_context=lambda: context,
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+    )
+    monkeypatch.setattr(scheduler, "ray", ray)
     return {"a": FakeServer(), "b": FakeServer()}
 
 
 @pytest.fixture
 def sched(servers, das_section) -> scheduler.Scheduler:
     sched = scheduler.Scheduler(servers, {"router_class": "..."})
-    sched.configure(das_section | {"window": 2, "prompt_tail": 2})
+    assert sched.configure(das_section | {"window": 2, "prompt_tail": 2}) == ""
     return sched
 
 
+def trajectory(*response: int) -> Trajectory:
+    return Trajectory.of([5, 6, 7], response, prompt_tail=2)
+
+
+def rollout(sched: scheduler.Scheduler, name: str, *responses: int, key: str | None = None) -> None:
+    """All of a drawn prompt's trajectories end."""
+    key = key or f"key of {name}"
+    for response in responses:
+        sched.report(name, key, "id", trajectory(response))
+    sched.finished(name, [key])
+
+
 def test_every_replica_gets_the_history_of_the_steps_prompts_alone(sched, servers):
-    prompt = [5, 6, 7]
-    for response in ([1], [2], [3]):
-        sched.report("question", "key", prompt, response)
-    sched.report("another", "other", [9], [4])
+    sched.begin_step(["question", "another"])
+    rollout(sched, "question", 1, 2, 3)
+    rollout(sched, "another", 4)
+    sched.rollout_over()
     sched.begin_step(["question", "question", "new"])
     for server in servers.values():
-        (history,) = server.begun
-        assert {k: [t.tolist() for t in ts] for k, ts in history.items()} == {"key": [[6, 7, 2], [6, 7, 3]]}
+        assert server.trees == {"key of question": [[6, 7, 2], [6, 7, 3]]}
+        assert server.connected == ["scheduler"]
 
 
-def test_a_step_without_history_begins_too(sched, servers):
-    sched.begin_step(["new"])
-    assert servers["a"].begun == [{}]
+def test_trees_go_when_the_last_rollout_of_their_prompt_has_ended(sched, servers):
+    sched.begin_step(["q", "r"])
+    rollout(sched, "q", 1)
+    rollout(sched, "r", 2)
+    sched.begin_step(["q", "q", "r"])
+    rollout(sched, "q", 3)
+    rollout(sched, "r", 4)
+    sched.rollout_over()
+    assert list(servers["a"].trees) == ["key of q"]  # it was drawn twice, and one of the two still runs
+    sched.finished("q", ["key of q"])
+    sched.rollout_over()
+    assert servers["a"].trees == {}
 
 
-def test_replicas_that_come_later_are_told_too(sched, servers):
+def test_an_aborted_prompts_trees_go_too(sched, servers):
+    sched.begin_step(["q"])
+    for server in servers.values():
+        server.trees["key of q"] = [[1]]  # opened by a request
+    sched.finished("q", ["key of q"])
+    sched.rollout_over()
+    assert servers["a"].trees == {}
+
+
+def test_the_next_batchs_trees_are_built_while_the_policy_is_updated(sched, servers):
+    sched.begin_step(["q"], upcoming=["r"])
+    rollout(sched, "q", 1)
+    rollout(sched, "r", 2)
+    updates = servers["a"].updates
+    sched.rollout_over()
+    sched.rollout_over()  # every server says so
+    assert servers["a"].trees == {"key of r": [[6, 7, 2]]}
+    assert servers["a"].updates == updates + 1
+    sched.begin_step(["r"], upcoming=["q"])
+    assert servers["a"].updates == updates + 1  # it was there already
+    sched.rollout_over()
+    assert set(servers["a"].trees) == {"key of q", "key of r"}  # r still runs
+
+
+def test_trees_built_ahead_in_vain_are_released(sched, servers):
+    sched.begin_step(["q"], upcoming=["q"])
+    rollout(sched, "q", 1)
+    sched.rollout_over()
+    assert set(servers["a"].trees) == {"key of q"}
+    sched.begin_step(["other"])
+    assert servers["a"].trees == {}
+
+
+def test_siblings_reach_the_other_replicas_within_the_step(sched, servers, monkeypatch):
+    monkeypatch.setattr(scheduler, "_SHARE_EVERY_S", -1.0)
+    sched.begin_step(["q"])
+    address, _ = sched.acquire_server("request")
+    sched.report("q", "key of q", "request", trajectory(1, 2))
+    other = "b" if address == "a" else "a"
+    assert servers[other].trees == {"key of q": [[6, 7, 1, 2]]}
+    assert servers[address].trees == {}
+    sched.finished("q", ["key of q"])
+    sched.rollout_over()
+    assert servers[other].trees == {}
+
+
+def test_replicas_may_come_and_go(sched, servers):
+    sched.begin_step(["q", "r"])
+    rollout(sched, "q", 1)
+    sched.begin_step(["q"])
     late = FakeServer()
     sched.add_servers({"c": late})
     sched.remove_servers(["a"])
-    sched.begin_step(["new"])
-    assert (len(late.begun), len(servers["a"].begun)) == (1, 0)
+    sched.begin_step(["s"])
+    assert late.trees == servers["b"].trees == {"key of q": [[6, 7, 1]]}
+    # One that comes back has missed updates.
+    servers["a"].trees["stale"] = [[1]]
+    servers["a"].updates = 0
+    sched.add_servers({"a": servers["a"]})
+    sched.begin_step(["s"])
+    assert servers["a"].trees == late.trees
+
+
+def test_after_a_restart_history_is_the_snapshots_and_the_replicas_start_afresh(sched, servers, das_section):
+    sched.begin_step(["q"])
+    rollout(sched, "q", 1)
+    saved = sched.save()
+    sched.begin_step(["q"])
+    for server in servers.values():
+        server.updates = 0  # the actor's memory of them dies with it
+    again = scheduler.Scheduler(servers, {})
+    again.report("q", "key of q", "id", trajectory(9))
+    again.finished("q", ["key of q"])
+    again.rollout_over()
+    assert not again.begin_step(["q"])
+    assert again.configure(das_section, saved) == ""
+    assert again.begin_step(["q"])
+    assert servers["a"].trees == {"key of q": [[6, 7, 1]]}
+    assert again.save() == saved
+
+
+def test_a_damaged_snapshot_is_told_and_history_starts_empty(servers, das_section):
+    sched = scheduler.Scheduler(servers, {})
+    assert "damaged or something else" in sched.configure(das_section, b"PK, but not a snapshot")
+    assert sched.begin_step(["q"])
+    assert sched.metrics()["das/history_trajectories"] == 0
+
+
+def test_a_warm_start_builds_trees_on_first_use(servers, das_section):
+    sched = scheduler.Scheduler(servers, {})
+    sched.configure(das_section, None, {"text": [trajectory(1), trajectory(2)]})
+    sched.begin_step(["q"])
+    sched.first_seen([("q", "key", "text"), ("r", "other", "unknown text")])
+    assert servers["b"].trees == {"key": [[5, 6, 7, 1], [5, 6, 7, 2]]} or len(servers["b"].trees["key"]) == 2
+    assert sched.metrics()["das/history_prompts"] == 1
+
+
+def test_names_of_forgotten_prompts_do_not_pile_up(servers, das_section):
+    sched = scheduler.Scheduler(servers, {})
+    sched.configure(das_section | {"history": {"gb": 1e-6, "warm_start": None}})  # a kilobyte
+    for i in range(5000):
+        sched.begin_step([f"q{i}"])
+        rollout(sched, f"q{i}", i)
+    assert sched.metrics()["das/history_bytes"] <= 1000
+    window = TrajectoryWindow(9, 10**6)
+    assert len(snapshot.load(sched.save(), window)) == window.num_keys
+    assert len(sched._key_of_prompt) < 2000
 
 
 def test_metrics_add_up_over_replicas(sched):
-    sched.report("question", "key", [5], [1, 2])
-    got = sched.end_step()
+    sched.begin_step(["question"])
+    sched.report("question", "key", "id", trajectory(1, 2))
+    got = sched.metrics()
     assert got["rollout/spec_accept_rate"] == pytest.approx(0.375)  # mean of 6/8, 0, 6/8, 0
     assert got["rollout/spec_accept_length"] == pytest.approx(2.0)  # mean of 1 + 6/2, 0 twice
     assert got["das/draft_tokens"] == 16
@@ -84,11 +228,33 @@ def test_metrics_add_up_over_replicas(sched):
     assert got["das/tokens_per_step_all"] == 1.5
     assert got["das/history_share"] == 0.5
     assert got["das/draft_s"] == 0.5
-    assert got["das/history_bytes"] == 12
+    assert got["das/build_visible_s"] == 0.05
+    assert got["das/build_hidden_s"] == pytest.approx(0.2)
+    assert got["das/history_bytes"] == trajectory(1, 2).nbytes
+    assert got["das/history_trajectories"] == 1
+
+
+def test_a_dead_replica_is_told_once_and_the_others_go_on(sched, servers, log):
+    sched.begin_step(["q"])
+
+    def die(after: Any) -> Any:
+        raise RuntimeError("the actor died\nbecause of this")
+
+    healthy = servers["a"].das_counts
+    # The stand-in for ray.get answers at once, so the error is raised by a lazy value.
+    servers["a"].das_counts = SimpleNamespace(remote=lambda after: die)
+    scheduler.ray.get = lambda x, timeout=None: x(None) if callable(x) else x
+    for _ in range(2):
+        assert sched.metrics()["das/draft_tokens"] == 8
+    assert log.messages == ["rollout server a does not answer, going on without: because of this"]
+    servers["a"].das_counts = healthy
+    servers["a"].updates = 0
+    sched.begin_step(["q"])
+    assert sched.metrics()["das/draft_tokens"] == 16
 
 
 def test_metrics_of_a_step_without_requests_are_finite():
-    got = metrics.summarise([COUNTS | {"requests": [], "tokens": 0, "steps": 0, "with_history": 0}])
+    got = metrics.summarise([COUNTS | {"requests": [], "tokens": 0, "steps": 0, "with_history": 0, "opened": 0}])
     assert all(np.isfinite(v) for v in got.values())
 
 
@@ -120,10 +286,11 @@ class Client:
 
 def test_all_requests_of_a_trajectory_carry_its_first_prompts_key():
     client = Client()
-    tagging = agent_loop.TaggingClient(client)
+    first_seen: list[Any] = []
+    tagging = agent_loop.TaggingClient(client, lambda *call: first_seen.append(call))
 
-    async def trajectory(prompt: list[int]) -> None:
-        agent_loop._current.set(agent_loop.Trajectory("question"))
+    async def one(drawn: agent_loop.Drawn, prompt: list[int]) -> None:
+        agent_loop._running.set(agent_loop.Running(drawn))
         params = {"temperature": 1.0, "extra_args": {"mine": 1}}
         await tagging.generate("id", prompt_ids=prompt, sampling_params=params)
         # A later turn, or the same request resumed after an abort.
@@ -131,14 +298,19 @@ def test_all_requests_of_a_trajectory_carry_its_first_prompts_key():
         assert params == {"temperature": 1.0, "extra_args": {"mine": 1}}
 
     async def run() -> None:
-        await asyncio.gather(*(asyncio.create_task(trajectory(p)) for p in ([1], [2])))
+        drawn = {i: agent_loop.Drawn(f"question {i}") for i in (1, 2)}
+        await asyncio.gather(*(asyncio.create_task(one(drawn[i], [i])) for i in (1, 2, 2)))
+        assert drawn[2].keys == {prompt_key([2])}
         # Outside of a training trajectory nothing is added.
         await tagging.generate("id", prompt_ids=[1], sampling_params={"temperature": 0.0})
 
     asyncio.run(run())
-    assert sorted(s["extra_args"]["das"] for s in client.seen[:4]) == sorted([prompt_key([1]), prompt_key([2])] * 2)
+    assert sorted(s["extra_args"]["das"] for s in client.seen[:6]) == sorted(
+        [prompt_key([1])] * 2 + [prompt_key([2])] * 4
+    )
     assert client.seen[0]["extra_args"]["mine"] == 1
-    assert client.seen[4] == {"temperature": 0.0}
+    assert client.seen[6] == {"temperature": 0.0}
+    assert first_seen == [(f"question {i}", prompt_key([i]), [i]) for i in (1, 2)]
 
 
 def test_the_client_can_be_copied_and_pickled():
@@ -158,39 +330,85 @@ def test_fingerprints_are_stable_across_objects():
     assert agent_loop.fingerprint(prompt()) != agent_loop.fingerprint(prompt("why?"))
 
 
-def server(node_rank: int, das: bool) -> Any:
-    """A Server without verl's start-up, whose engine counts how often a step ended."""
-    bare = Server.__new__(Server)
-    bare.node_rank = node_rank
-    additional = {"additional_config": {"das": {}}} if das else {}
-    bare.config = SimpleNamespace(engine_kwargs={"vllm": additional}, free_cache_engine=False)
-    if node_rank == 0:
-        ended: list[str] = []
+@pytest.fixture
+def worker(monkeypatch) -> Any:
+    """An agent-loop worker without verl's start-up, whose two agent loops each make a request and end."""
+    calls: list[tuple[Any, ...]] = []
 
-        async def collective_rpc(method: str, args: tuple = ()) -> list[Any]:
-            ended.append(method)
-            return [len(ended)]
+    class Remote:
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *args: calls.append((name, *args)))
 
-        bare.engine = SimpleNamespace(collective_rpc=collective_rpc, ended=ended)
+    bare = agent_loop.AgentLoopWorker.__new__(agent_loop.AgentLoopWorker)
+    bare._scheduler, bare._prompt_tail, bare.calls = Remote(), 0, calls
+    bare.llm_client = agent_loop.TaggingClient(Client())
+
+    async def run_prompt(self: Any, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+        loops = [self._run_agent_loop(sampling_params, trajectory, **prompt) for _ in range(2)]
+        results = await asyncio.gather(*map(asyncio.create_task, loops), return_exceptions=True)
+        assert not [r for r in results if isinstance(r, AssertionError)]
+
+    async def run_loop(self: Any, sampling_params: dict, trajectory: dict, **kwargs: Any) -> None:
+        await self.llm_client.generate("id", prompt_ids=[1, 2], sampling_params={})
+        if kwargs.get("aborts"):
+            raise RuntimeError("aborted")
+        fields = {"max_global_steps": 3}
+        output = SimpleNamespace(
+            prompt_ids=[1, 2], response_ids=[7, 8], response_mask=[0, 1], extra_fields=fields, reward_score=0.5
+        )
+        await self._compute_score([output], kwargs)
+
+    async def score(self: Any, outputs: list[Any], kwargs: dict) -> None:
+        pass
+
+    for name, stand_in in (("_run_prompt", run_prompt), ("_run_agent_loop", run_loop), ("_compute_score", score)):
+        monkeypatch.setattr(agent_loop._AgentLoopWorkerTQ, name, stand_in)
     return bare
 
 
-def test_sleep_releases_the_trees_once_and_keeps_the_counts():
+def test_each_trajectory_is_reported_once_and_its_prompt_when_all_have_ended(worker):
+    prompt = {"raw_prompt": [{"content": "?"}], "global_steps": 4}
+    asyncio.run(worker._run_prompt(prompt, {}, {"validate": False}))
+    name, key = agent_loop.fingerprint(prompt["raw_prompt"]), prompt_key([1, 2])
+    assert [call[:3] for call in worker.calls] == [("report", name, key)] * 2 + [("finished", name, [key])]
+    reported = worker.calls[0][4]
+    assert (reported.step, reported.version, reported.reward) == (4, 3, 0.5)
+    assert [s.tolist() for s in reported.sequences(9)] == [[7, 8]]
+
+
+def test_an_aborted_prompt_is_finished_and_validation_is_nobodys_business(worker):
+    prompt = {"raw_prompt": [{"content": "?"}]}
+    asyncio.run(worker._run_prompt(prompt | {"aborts": True}, {}, {"validate": False}))
+    assert [call[0] for call in worker.calls] == ["finished"]
+    worker.calls.clear()
+    asyncio.run(worker._run_prompt(prompt, {}, {"validate": True}))
+    assert worker.calls == []
+
+
+def server(node_rank: int) -> Any:
+    """A Server without verl's start-up, whose engine and scheduler record what they are asked."""
+    bare = Server.__new__(Server)
+    bare.node_rank = node_rank
+    bare.asked = []
+    bare.config = SimpleNamespace(engine_kwargs={"vllm": {}}, free_cache_engine=False)
+
+    async def collective_rpc(method: str, args: tuple = ()) -> list[Any]:
+        bare.asked.append((method, *args))
+        return ["first rank's", "second rank's"]
+
+    bare.engine = SimpleNamespace(collective_rpc=collective_rpc)
+    return bare
+
+
+def test_the_server_passes_updates_on_and_tells_when_the_rollout_is_over():
     async def run() -> None:
-        rollout = server(0, das=True)
-        await rollout.das_begin_step({})
+        rollout = server(0)
+        await rollout.sleep()  # before anyone has connected
+        over = SimpleNamespace(rollout_over=SimpleNamespace(remote=lambda: rollout.asked.append("over")))
+        await rollout.das_connect(over)
+        await rollout.das_update({"keys": []}, ["a"])
+        assert await rollout.das_counts() == "first rank's"
         await rollout.sleep()
-        await rollout.sleep()
-        assert rollout.engine.ended == ["das_begin_step", "das_end_step"]
-        assert await rollout.das_end_step() == 2
-        # Asked again without a step in between: new counts, not the old ones.
-        assert await rollout.das_end_step() == 3
+        assert rollout.asked == [("das_update", {"keys": []}, ["a"]), ("das_counts",), "over"]
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(("node_rank", "das"), [(1, True), (0, False)])
-def test_other_nodes_and_runs_without_das_sleep_as_verl_does(node_rank, das):
-    rollout = server(node_rank, das)
-    asyncio.run(rollout.sleep())
-    assert node_rank == 1 or rollout.engine.ended == []

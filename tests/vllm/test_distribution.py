@@ -100,11 +100,11 @@ def sample(llm: Any, samples: int, trajectories: list[np.ndarray] | None) -> tup
     tokens, totals = [], np.zeros(3, dtype=int)
     for _ in range(samples * len(CASES) // BATCH):
         if trajectories:
-            llm.collective_rpc("das_begin_step", args=(pack_history(dict.fromkeys(keys, trajectories)),))
+            llm.collective_rpc("das_update", args=(pack_history(dict.fromkeys(keys, trajectories)), None))
         outputs = llm.generate(prompts, params, use_tqdm=False)
         tokens += [o.outputs[0].token_ids[:TOKENS] for o in outputs]
         if trajectories:
-            totals += np.sum(llm.collective_rpc("das_end_step")[0]["requests"], axis=0)
+            totals += np.sum(llm.collective_rpc("das_counts")[0]["requests"], axis=0)
     by_case = np.array(tokens).reshape(-1, len(CASES), TOKENS)
     return {name: by_case[:, i] for i, name in enumerate(CASES)}, totals
 
@@ -179,10 +179,10 @@ def test_drafts_reach_up_to_the_end_of_the_context(engine: Any, tiny_model: Path
     plain = llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0].token_ids
     assert len(PROMPT) + len(plain) == 64
     trajectory = np.array([*PROMPT, *plain], dtype=np.int32)
-    llm.collective_rpc("das_begin_step", args=(pack_history({key: [trajectory]}),))
+    llm.collective_rpc("das_update", args=(pack_history({key: [trajectory]}), None))
     greedy.extra_args = {"das": key}
     drafted = llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0].token_ids
     assert drafted == plain
-    counts = llm.collective_rpc("das_end_step")[0]
+    counts = llm.collective_rpc("das_counts")[0]
     # 59 tokens, up to 9 a step: without drafts near the end it would take some steps more.
     assert counts["steps"] <= 10

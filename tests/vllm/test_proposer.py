@@ -77,7 +77,7 @@ def runner(make_proposer) -> Runner:
 
 
 def begin(runner: Runner, history: Any = None) -> None:
-    runner.proposer.begin_step(history or {"k": [np.array(PROMPT + STORY, np.int32)]})
+    runner.proposer.update(history or {"k": [np.array(PROMPT + STORY, np.int32)]}, None)
     assert runner.proposer._store.wait(10)
 
 
@@ -177,15 +177,17 @@ def test_counts_tell_drafted_accepted_and_verified(runner):
     runner.step({"a": STORY[:1]})
     runner.step({"a": [*STORY[1:4], 5]})  # three of four accepted
     runner.add("untouched", tag=None)
-    counts = runner.proposer.end_step()
+    counts = runner.proposer.counts()
     assert counts["requests"] == [[4, 3, 1]]
     assert counts["tokens"] == 5
     assert counts["steps"] == 2
-    assert counts["with_history"] == 1
+    assert (counts["with_history"], counts["opened"]) == (1, 1)
     assert counts["tree_bytes"] > 0
-    empty = runner.proposer.end_step()
+    runner.proposer.update({}, ["k"])
+    assert runner.proposer.counts()["requests"] == []
+    empty = runner.proposer.counts()
     assert empty["requests"] == []
-    assert empty["tree_bytes"] == empty["tokens"] == 0
+    assert empty["tree_bytes"] == empty["tokens"] == empty["opened"] == 0
 
 
 def test_two_proposers_fed_the_same_draft_the_same(make_proposer):
