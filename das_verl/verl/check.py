@@ -31,7 +31,7 @@ def check_das(config: DictConfig) -> None:
     ConfigError
         On the first setting that DAS cannot work with.
     """
-    das = DasConfig.parse(OmegaConf.to_container(config.das, resolve=True))
+    das = DasConfig.parse(dict(config.das))
     _check_version("verl", VERL_VERSIONS)
     _check_version("vllm", VLLM_VERSIONS)
     _check_plugins()
@@ -101,7 +101,7 @@ def check_das(config: DictConfig) -> None:
     _check_callback(config.trainer.checkpoint_callback_class)
     if das.history.warm_start is not None and not dump_files(Path(das.history.warm_start).expanduser()):
         raise ConfigError(
-            f"das.history.warm_start={das.history.warm_start} is neither a rollout dump (.jsonl) nor a folder with some; "
+            f"das.history.warm_start={das.history.warm_start} holds no rollout dump (.jsonl); "
             "set it to the trainer.rollout_data_dir of an earlier run, or to null"
         )
     _check_external_lib(config)

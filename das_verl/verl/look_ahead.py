@@ -38,11 +38,13 @@ class LookAhead:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        self._read(1)
+        if not self._ahead:
+            self._read()
         _, batch = self._ahead.popleft()
         if batch is None:
             raise StopIteration
-        self._read(self._depth)
+        while not self._is_far_enough():
+            self._read()
         return batch
 
     def state_dict(self) -> Any:
@@ -59,21 +61,18 @@ class LookAhead:
         """Return the raw prompts of the batches read ahead."""
         return [prompt for _, batch in self._ahead if batch is not None for prompt in batch["raw_prompt"]]
 
-    def _read(self, batches: int) -> None:
-        held = sum(batch is not None for _, batch in self._ahead)
-        while held < batches:
-            state = self._loader.state_dict()
-            if self._iterator is None:
-                self._iterator = iter(self._loader)
-            try:
-                self._ahead.append((state, next(self._iterator)))
-                held += 1
-            except StopIteration:
-                self._iterator = None
-                ended_twice = bool(self._ahead) and self._ahead[-1][1] is None
-                self._ahead.append((state, None))
-                if ended_twice or batches == 1:
-                    return
+    def _read(self) -> None:
+        state = self._loader.state_dict()
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator = None
+        self._ahead.append((state, batch))
+
+    def _is_far_enough(self) -> bool:
+        batches = [batch for _, batch in self._ahead]
+        return len(batches) - batches.count(None) >= self._depth or batches[-2:] == [None, None]  # nothing comes
 
 
 _loaders: list[LookAhead] = []
