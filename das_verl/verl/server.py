@@ -31,7 +31,18 @@ class Server(vLLMHttpServer):
             await self.engine.collective_rpc("das_attach")
 
     async def sleep(self) -> None:
-        """Sleep, and tell the scheduler that the rollout is over; called by verl, before it updates the policy."""
+        """Sleep, and tell the scheduler that the rollout is over; called by verl, before it updates the policy.
+
+        Raises
+        ------
+        RuntimeError
+            If the engine has died. verl would train on what the rollout left, then wait for ever to send it weights.
+        """
+        if self.node_rank == 0 and self.engine.errored:
+            raise RuntimeError(
+                "the vLLM engine of a rollout server has died (its own message is above); "
+                "start the run again, and it resumes from its last checkpoint"
+            )
         await super().sleep()
         # Only the replica's first node has the engine.
         if self.node_rank == 0 and self._scheduler is not None:

@@ -396,7 +396,7 @@ def server(node_rank: int) -> Any:
         bare.asked.append((method, *args))
         return ["first rank's", "second rank's"]
 
-    bare.engine = SimpleNamespace(collective_rpc=collective_rpc)
+    bare.engine = SimpleNamespace(collective_rpc=collective_rpc, errored=False)
     return bare
 
 
@@ -412,3 +412,10 @@ def test_the_server_passes_updates_on_and_tells_when_the_rollout_is_over():
         assert rollout.asked == [("das_update", {"keys": []}, ["a"]), ("das_counts",), "over"]
 
     asyncio.run(run())
+
+
+def test_a_server_whose_engine_died_ends_the_run_instead_of_sleeping():
+    rollout = server(0)
+    rollout.engine.errored = True
+    with pytest.raises(RuntimeError, match="engine of a rollout server has died"):
+        asyncio.run(rollout.sleep())
