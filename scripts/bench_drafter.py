@@ -6,10 +6,10 @@ where it is not installed.
 
 Traces: a table (.parquet, .jsonl or .jsonl.gz) with the columns problem_id, policy_step, sample and response,
 the last a text or a list of token ids. Texts are split by --tokenizer (a tokenizer.json), or by a simple rule
-for words, numbers and signs. A problem's history is its first samples of the earlier policy step, replayed
-are the first samples of the later one; a drafted token counts as accepted where it equals the recorded one,
-which estimates acceptance by rejection sampling without bias. Without --traces, noisy copies of random text
-are made up: good for speed, not for acceptance.
+for words, numbers and signs. A problem's history is its newest samples of all policy steps but the last, replayed
+are the first samples of the last one; a drafted token counts as accepted where it equals the recorded one,
+which estimates acceptance by rejection sampling without bias. The default traces are three epochs of the
+quickstart (make_traces.py): short answers, good for a first look.
 
     bench_drafter.py --traces rollouts.parquet --tokenizer tokenizer.json --json figures.json
 """
@@ -28,11 +28,13 @@ import time
 import zlib
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from das_verl.drafter import SuffixTree, TreeStore, _kernels
 from das_verl.drafter._rows import START, Rows
+from das_verl.drafter.store import _LEARNING_RATE, _LIVE_WEIGHT
 from das_verl.drafter.tree import Block
 
 try:
@@ -40,68 +42,107 @@ try:
 except ImportError:
     Peer = None
 
+ROOT = Path(__file__).resolve().parents[1]
+TRACES = ROOT / "scripts" / "data" / "quickstart_rollouts.jsonl.gz"
+TOKENIZER = ROOT / "recipes" / "quickstart" / "policy" / "tokenizer.json"
+COLUMNS = ("problem_id", "policy_step", "sample", "response")
 PEER_DEPTH = 24
 PEER_CONFIGS = [(4, 1.0), (8, 1.0), (16, 1.0), (16, 2.0), (16, 4.0)]  # draft length, factor; probability 0.1
 OUR_CONFIGS = [(16, 0.5), (16, 0.3), (32, 0.2), (32, 0.1), (32, 0.05), (32, 0.02), (32, 0.01)]  # length, min_prob
+GROWTH = {  # column of the growth table: label and scale in the plot
+    "build_ns": ("build, ns/token", 1),
+    "draft_us": ("draft of 8, ns/row", 1000),
+    "append_us": ("append and match, ns/token", 1000),
+    "bytes": ("memory, bytes/token", 1),
+    "peer_build_ns": ("peer: build, ns/token", 1),
+}
 ABLATION = {
     "all": {},
     "learning off": {"learning_rate": 0.0},
     "siblings count like history": {"weight": 1},
+    "siblings count three times": {"weight": 3},
+    "siblings count four times": {"weight": 4},
+    "newest epoch counts twice": {"recency": 2},
+    "newest epoch twice, siblings four times": {"recency": 2, "weight": 4},
     "longest context's best token only": {"CANDIDATES": 1},
     "longest context's statistics only": {"CANDIDATES": 1, "CONTEXTS": 1},
-    "longest context's frequencies, no model": {"CANDIDATES": 1, "CONTEXTS": 1, "weight": 1, "model": 0},
+    "longest context's frequencies, no model": {"CANDIDATES": 1, "CONTEXTS": 1, "weight": 1, "model": False},
 }
 
 
+class Problem(NamedTuple):
+    """Rollouts of one problem, int32 arrays, oldest first."""
+
+    history: list[np.ndarray]
+    replay: list[np.ndarray]
+    newest: int  # of the history, the last so many are of the last policy step before the replayed one
+
+
 def load(args):
-    """Return (history, replay) of each problem, lists of int32 arrays."""
-    if args.traces is None:
-        rng = np.random.default_rng(0)
-        problems = []
-        for _ in range(args.problems):
-            text = rng.integers(0, 2000, 500)
-            copies = [
-                np.where(rng.random(500) < 0.15, rng.integers(0, 2000, 500), text).astype(np.int32)
-                for _ in range(args.history + args.replay)
-            ]
-            problems.append((copies[: args.history], copies[args.history :]))
-        return problems
-    if args.traces.suffix == ".parquet":
-        import pandas
+    """Return the problems of the traces.
 
-        rows = pandas.read_parquet(args.traces).to_dict("records")
-    else:
-        opener = gzip.open if args.traces.suffix == ".gz" else open
-        with opener(args.traces, "rt") as file:
-            rows = [json.loads(line) for line in file]
-    if args.tokenizer:
-        from tokenizers import Tokenizer
+    Raises
+    ------
+    SystemExit
+        Where the traces cannot be used; says in one line why.
+    """
+    path = args.traces
+    try:
+        if path.suffix == ".parquet":
+            import pandas
 
-        tokenizer = Tokenizer.from_file(args.tokenizer)
-        encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
-    else:
-        encode = lambda text: [zlib.crc32(w.encode()) >> 2 for w in re.findall(r" ?\w+|\d|\s+|.", text)]  # noqa: E731
+            rows = pandas.read_parquet(path).to_dict("records")
+        else:
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
+                rows = [json.loads(line) for line in file]
+        missing = [column for column in COLUMNS if any(column not in row for row in rows)]
+    except (OSError, ValueError, TypeError) as error:
+        raise SystemExit(f"bench_drafter: cannot read {path}: {str(error).splitlines()[0]}") from error
+    if missing:
+        raise SystemExit(f"bench_drafter: {path} lacks {', '.join(missing)}; a row needs {', '.join(COLUMNS)}")
+    encode = encoder(args.tokenizer or (TOKENIZER if path == TRACES else None))
     grouped = defaultdict(lambda: defaultdict(list))
-    wanted = max(args.history, args.replay)
-    for row in sorted(rows, key=lambda r: (r["problem_id"], r["policy_step"], r["sample"])):
-        samples = grouped[row["problem_id"]][row["policy_step"]]
-        if len(samples) < wanted:
-            response = row["response"]
-            samples.append(np.asarray(encode(response) if isinstance(response, str) else response, np.int32))
+    for row in sorted(rows, key=lambda row: [row[column] for column in COLUMNS[:3]]):
+        grouped[row["problem_id"]][row["policy_step"]].append(row["response"])
     problems = []
     for steps in grouped.values():
-        old, new = min(steps), max(steps)
-        replay = steps[new][args.history :] if old == new else steps[new]
-        problems.append((steps[old][: args.history], [t for t in replay[: args.replay] if len(t) > 2]))
+        *earlier, replay = steps.values()
+        if not earlier:  # a single step: the rest of it is replayed
+            earlier, replay = [replay[: args.history]], replay[args.history :]
+        history = []
+        for step in reversed(earlier):
+            history = step[: args.history - len(history)] + history
+        replay = [text for text in map(encode, replay[: args.replay]) if len(text) > 2]
+        if history and replay:
+            problems.append(Problem([encode(r) for r in history], replay, min(len(earlier[-1]), len(history))))
+    if not problems:
+        raise SystemExit(f"bench_drafter: {path} has no problem with rollouts both to learn from and to replay")
     return problems
+
+
+def encoder(tokenizer):
+    """Return what makes token ids of a response."""
+    if tokenizer:
+        from tokenizers import Tokenizer
+
+        try:
+            model = Tokenizer.from_file(str(tokenizer))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise SystemExit(f"bench_drafter: cannot read {tokenizer}: {error}") from error
+        split = lambda text: model.encode(text, add_special_tokens=False).ids  # noqa: E731
+    else:
+        split = lambda text: [zlib.crc32(w.encode()) >> 2 for w in re.findall(r" ?\w+|\d|\s+|.", text)]  # noqa: E731
+    return lambda response: np.asarray(split(response) if isinstance(response, str) else response, np.int32)
 
 
 class Ours:
     """One tree and one row of the drafter, as the store drives them."""
 
-    def __init__(self, history, models, weight, draft_length):
-        self.block = Block(sum(len(t) + 1 for t in history) + 100_000)
-        self.block.build(history, np.ones(len(history), np.int32))
+    def __init__(self, problem, models, weight, recency, draft_length):
+        self.block = Block(sum(len(t) + 1 for t in problem.history) + 100_000)
+        weights = np.ones(len(problem.history), np.int32)
+        weights[-problem.newest :] = recency
+        self.block.build(problem.history, weights)
         self.addresses = np.array([self.block.address], np.int64)
         self.rows = Rows(1)
         self.rows.models = models
@@ -137,17 +178,28 @@ def agreed(draft, text, position):
     return int(different[0]) if different.size else len(rest)
 
 
-def replay_ours(problems, draft_length, min_prob, models=None, weight=2, learning_rate=0.002, samples=None, seen=None):
+def replay_ours(
+    problems,
+    draft_length,
+    min_prob,
+    models=START,
+    weight=_LIVE_WEIGHT,
+    recency=1,
+    learning_rate=_LEARNING_RATE,
+    samples=None,
+    seen=None,
+):
     """Replay request after request; return tokens and drafted tokens per step.
 
+    An occurrence in the request or in a sibling counts `weight`, one in the newest step of the history `recency`.
     `samples` collects (features, accepted) of the tokens whose predecessors were accepted, `seen` the
     predicted probability and fate of all drafted tokens.
     """
-    models = START[None].copy() if models is None else models[None].copy()
+    models = models[None].copy()
     steps = tokens = drafted = 0
-    for history, replay in problems:
-        ours = Ours(history, models, weight, draft_length)
-        for text in replay:
+    for problem in problems:
+        ours = Ours(problem, models, weight, recency, draft_length)
+        for text in problem.replay:
             ours.start(text[:1])
             position = 1
             while position < len(text):
@@ -168,7 +220,7 @@ def replay_ours(problems, draft_length, min_prob, models=None, weight=2, learnin
 def replay_peer(problems, draft_length, factor):
     """Replay with the peer; as `replay_ours`."""
     steps = tokens = drafted = 0
-    for history, replay in problems:
+    for history, replay, _ in problems:
         tree = Peer(PEER_DEPTH)
         for i, text in enumerate(history):
             tree.extend_ndarray(i, text)
@@ -187,20 +239,23 @@ def replay_peer(problems, draft_length, factor):
     return tokens / steps, drafted / steps
 
 
-def fit(problems, weight=2):
-    """Return the acceptance model's weights by logistic regression on replayed rollouts."""
-    weights = START
+def fit(problems, **weights):
+    """Return the acceptance model's weights by logistic regression on replayed rollouts.
+
+    `weights` of occurrences, as in `replay_ours`.
+    """
+    model = START
     for _ in range(2):
-        samples: list = []
-        replay_ours(problems, 16, 0.03, weights, weight, 0.0, samples)
+        samples = []
+        replay_ours(problems, 16, 0.03, model, learning_rate=0.0, samples=samples, **weights)
         x = np.concatenate([features for features, _ in samples]).astype(float)
         y = np.concatenate([accepted for _, accepted in samples]).astype(float)
-        weights = np.zeros(x.shape[1])
+        model = np.zeros(x.shape[1])
         for _ in range(15):
-            p = 1 / (1 + np.exp(-x @ weights))
-            hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-3 * np.eye(len(weights))
-            weights += np.linalg.solve(hessian, x.T @ (y - p) - 1e-3 * weights)
-    return weights
+            p = 1 / (1 + np.exp(-x @ model))
+            hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-3 * np.eye(len(model))
+            model += np.linalg.solve(hessian, x.T @ (y - p) - 1e-3 * model)
+    return model
 
 
 def at(curve, drafted):
@@ -215,9 +270,9 @@ def cost_of(curve, tokens):
     return float(np.interp(tokens, gains, costs, left=np.nan, right=np.nan))
 
 
-def acceptance(problems, models=None):
+def acceptance(problems):
     """Curves of both drafters: a list of (tokens per step, drafted per step) each."""
-    ours = [replay_ours(problems, *config, models) for config in OUR_CONFIGS]
+    ours = [replay_ours(problems, *config) for config in OUR_CONFIGS]
     peer = [replay_peer(problems, *config) for config in PEER_CONFIGS] if Peer else []
     return ours, peer
 
@@ -275,25 +330,34 @@ def build_store(histories, threads, window=16):
 
 
 def decode_ours(problems, width=64, min_prob=0.2, draft_length=16):
-    """Decode in full batches; return microseconds per draft and per appended token, and drafted per row.
+    """Decode in full batches; return microseconds per draft, the same into given arrays (as vLLM's proposer drafts),
+    per appended token, and drafted per row.
 
-    Medians over the calls, so that what else the machine does counts little.
+    Medians over the calls, so that what else the machine does counts little; the two ways to draft take turns.
     """
-    store = build_store([history for history, _ in problems], 2)
+    store = build_store([history for history, *_ in problems], 2)
     store.min_prob = min_prob
-    queue = [(i, text) for i, (_, replay) in enumerate(problems) for text in replay][::-1]
+    queue = [(i, text) for i, (_, replay, _) in enumerate(problems) for text in replay][::-1]
     width = min(width, len(queue))
     running = []
-    draft_us, append_us, drafted = [], [], []
+    draft_us, into_us, append_us, drafted = [], [], [], []
+    tokens, filled = np.empty((width, draft_length), np.int32), np.empty(width, np.int32)
+    budgets = np.full(width, draft_length, np.int32)
     while len(queue) + len(running) >= width:
         while len(running) < width:
             i, text = queue.pop()
             running.append([store.open(i), text, 0])
         requests = [row[0] for row in running]
-        budgets = np.full(width, draft_length, np.int32)
+        slots = np.array([request.slot for request in requests], np.int32)
+        turn = len(drafted) % 2
         start = time.perf_counter()
-        proposed = store.propose(requests, budgets)
-        draft_us.append(1e6 * (time.perf_counter() - start) / width)
+        if turn:
+            store.propose_into(slots, budgets, tokens, filled)
+        else:
+            proposed = store.propose(requests, budgets)
+        (into_us if turn else draft_us).append(1e6 * (time.perf_counter() - start) / width)
+        if turn:
+            proposed = [row[:n] for row, n in zip(tokens, filled, strict=True)]
         drafted.append(sum(map(len, proposed)) / width)
         fed = []
         for row, draft in zip(running, proposed, strict=True):
@@ -307,13 +371,13 @@ def decode_ours(problems, width=64, min_prob=0.2, draft_length=16):
             if row[2] == len(row[1]):
                 store.close(row[0])
         running = [row for row in running if row[2] < len(row[1])]
-    return statistics.median(draft_us), statistics.median(append_us), statistics.mean(drafted)
+    return *map(statistics.median, (draft_us, into_us, append_us)), statistics.mean(drafted)
 
 
 def decode_peer(problems, draft_length=16):
-    """The peer has no batched call: row by row. As `decode_ours`."""
+    """The peer has no batched call and no given arrays: row by row. As `decode_ours`."""
     draft_us, append_us, drafted = [], [], []
-    for history, replay in problems:
+    for history, replay, _ in problems:
         (tree,) = build_peer([history])
         for i, text in enumerate(replay):
             tree.extend_ndarray(10_000 + i, text[:1])
@@ -329,12 +393,12 @@ def decode_peer(problems, draft_length=16):
                 tree.extend_ndarray(10_000 + i, text[position : position + step])
                 append_us.append(1e6 * (time.perf_counter() - start) / step)
                 position += step
-    return statistics.median(draft_us), statistics.median(append_us), statistics.mean(drafted)
+    return *map(statistics.median, (draft_us, draft_us, append_us)), statistics.mean(drafted)
 
 
 def speed(problems, rounds):
     """Medians over interleaved rounds of all costs, as {figure: (ours, peer)}."""
-    histories = [history for history, _ in problems]
+    histories = [history for history, *_ in problems]
     many = histories * max(1, 2_000_000 // sum(len(t) for h in histories for t in h))
     total, more = (sum(len(t) for h in hs for t in h) for hs in (histories, many))
     runs = defaultdict(list)
@@ -347,11 +411,9 @@ def speed(problems, rounds):
             wall = clocked(lambda t=threads: build_store(many, t), time.perf_counter)
             runs[f"store {threads}"].append(more / wall / 1e6)
             runs[f"store {threads} cpu"].append(more / (time.process_time() - cpu) / 1e6)
-        for name, value in zip(("draft", "append", "drafted"), decode_ours(problems), strict=True):
-            runs[name].append(value)
-        if Peer:
-            for name, value in zip(("draft", "append", "drafted"), decode_peer(problems), strict=True):
-                runs["peer " + name].append(value)
+        for prefix, decode in (("", decode_ours), ("peer ", decode_peer))[: 2 if Peer else 1]:
+            for name, value in zip(("draft", "into", "append", "drafted"), decode(problems), strict=True):
+                runs[prefix + name].append(value)
     nbytes = sum(tree.nbytes for tree in build_ours(histories)) / total
     peer_bytes = sum(tree.estimate_memory() for tree in build_peer(histories)) / total if Peer else None
     median = {name: statistics.median(values) for name, values in runs.items()}
@@ -363,6 +425,7 @@ def speed(problems, rounds):
         "  store, two threads, per CPU second": (median["store 2 cpu"], None),
         "memory, bytes/token": (nbytes, peer_bytes),
         "draft, us/row of 64": (median["draft"], median.get("peer draft")),
+        "  into given arrays": (median["into"], median.get("peer into")),
         "drafted tokens/row": (median["drafted"], median.get("peer drafted")),
         "append and match, us/token": (median["append"], median.get("peer append")),
     }
@@ -370,7 +433,7 @@ def speed(problems, rounds):
 
 def growth(problems, sizes, peer_limit):
     """Costs by tokens in one tree: {size: {figure: value}}."""
-    texts = [t for history, replay in problems for t in history + replay]
+    texts = [t for history, replay, _ in problems for t in history + replay]
     return {size: growth_at(texts, size, size <= peer_limit) for size in sizes}
 
 
@@ -403,35 +466,32 @@ def growth_at(texts, size, with_peer):
     return row
 
 
-def plot(table, path):
-    """Write the growth table as a log-log plot in SVG."""
-    names = ["build_ns", "draft_us", "append_us", "peer_build_ns"]
-    colours = ["#1b6ca8", "#c0392b", "#2e8b57", "#888888"]
-    points = {n: [(s, row[n]) for s, row in table.items() if row.get(n)] for n in names}
-    x = np.log10(list(table))
-    y = np.log10([v for line in points.values() for _, v in line])
-    x_span, y_span = max(np.ptp(x), 1e-9), max(np.ptp(y), 1e-9)
-    parts = []
-    for i, name in enumerate(names):
-        if points[name]:
-            line = " ".join(
-                f"{60 + 480 * (np.log10(s) - x.min()) / x_span:.1f},{340 - 300 * (np.log10(v) - y.min()) / y_span:.1f}"
-                for s, v in points[name]
-            )
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colours[i]}" stroke-width="2"/>')
-            parts.append(f'<text x="560" y="{60 + 20 * i}" fill="{colours[i]}">{name}</text>')
-    for size in table:
-        parts.append(f'<text x="{50 + 480 * (np.log10(size) - x.min()) / x_span:.1f}" y="362">{size:.0e}</text>')
-    for value in (10 ** y.min(), 10 ** y.max()):
-        parts.append(f'<text x="2" y="{344 - 300 * (np.log10(value) - y.min()) / y_span:.1f}">{value:.2g}</text>')
-    Path(path).write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="700" height="400" font-size="12">'
-        '<text x="60" y="24">cost by tokens in one tree, log-log</text>' + "".join(parts) + "</svg>\n"
-    )
+def plot(growth, acceptance, path):
+    """Draw the growth table and the acceptance curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (costs, gains) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    for (figure_name, (label, scale)), style in zip(GROWTH.items(), ("o-", "s--", "^-.", "d:", "x-"), strict=True):
+        points = [(size, row[figure_name] * scale) for size, row in growth.items() if figure_name in row]
+        if points:
+            costs.loglog(*zip(*points, strict=True), style, label=label)
+    costs.set(title="Cost by size of the tree", xlabel="tokens in one tree", ylabel="ns, or bytes")
+    for (name, curve), style in zip(acceptance.items(), ("o-", "x--"), strict=True):
+        if curve:
+            tokens, drafted = zip(*sorted(curve), strict=True)
+            gains.plot(drafted, tokens, style, label=name)
+    gains.set(title="What drafts gain", xlabel="drafted tokens per step", ylabel="tokens per step")
+    for axes in (costs, gains):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=110)
 
 
 def ablate(test, train, only=None):
-    """Tokens per step with parts taken away, at the drafted tokens of min_prob 0.3 and 0.1 of the whole.
+    """Curves, as of `acceptance`, with parts changed or taken away; the model is fitted on `train` for each.
 
     Kernel constants are compiled in, so a variant that changes one runs in a process of its own.
     """
@@ -454,13 +514,12 @@ def ablate(test, train, only=None):
         for key, value in constants.items():
             setattr(_kernels, key, value)
         options = {key: value for key, value in changes.items() if not key.isupper()}
-        if "model" in options:
+        if options.pop("model", True):
+            models = fit(train, **{key: options[key] for key in ("weight", "recency") if key in options})
+        else:
             # The share of the best token alone decides.
-            del options["model"]
             models = np.eye(_kernels.FEATURES)[1]
             options["learning_rate"] = 0.0
-        else:
-            models = fit(train, options.get("weight", 2))
         result[name] = [replay_ours(test, *config, models, **options) for config in OUR_CONFIGS]
     return result
 
@@ -468,7 +527,7 @@ def ablate(test, train, only=None):
 def main():
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path)
+    parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--tokenizer", help="tokenizer.json for traces that hold text")
     parser.add_argument("--problems", type=int, default=24, help="measured; the rest of the traces is for --fit")
     parser.add_argument("--history", type=int, default=16)
@@ -478,12 +537,14 @@ def main():
     parser.add_argument("--peer-limit", type=int, default=1_000_000, help="largest tree the peer builds")
     parser.add_argument("--fit", action="store_true", help="fit the acceptance model on the other problems")
     parser.add_argument("--ablate", action="store_true")
-    parser.add_argument("--plot", help="SVG of the growth table")
+    parser.add_argument("--plot", help="picture of the growth table and of acceptance")
     parser.add_argument("--json", help="all figures")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     args = parser.parse_args()
     problems = load(args)
     test, train = problems[: args.problems], problems[args.problems :] or problems
+    if train is problems and (args.fit or args.ablate):
+        print("no problems are left for fitting: fitting on those that are measured", file=sys.stderr)
     if args.only:
         print(json.dumps(ablate(test, train, args.only)[args.only]))
         return
@@ -527,8 +588,8 @@ def main():
         print(f"\n{'tokens':>10}" + "".join(f"{name:>15}" for name in names))
         for size, row in figures["growth"].items():
             print(f"{size:10}" + "".join(f"{show(row.get(name)):>15}" for name in names))
-        if args.plot:
-            plot(figures["growth"], args.plot)
+    if args.plot:
+        plot(figures.get("growth", {}), figures["acceptance"], args.plot)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
 
