@@ -48,7 +48,8 @@ TOKENIZER = ROOT / "recipes" / "quickstart" / "policy" / "tokenizer.json"
 COLUMNS = ("problem_id", "policy_step", "sample", "response")
 PEER_DEPTH = 24
 PEER_CONFIGS = [(4, 1.0), (8, 1.0), (16, 1.0), (16, 2.0), (16, 4.0)]  # draft length, factor; probability 0.1
-OUR_CONFIGS = [(16, 0.5), (16, 0.3), (32, 0.2), (32, 0.1), (32, 0.05), (32, 0.02), (32, 0.01)]  # length, min_prob
+# Draft length, min_prob.
+OUR_CONFIGS = [(16, 0.8), (16, 0.5), (16, 0.3), (32, 0.2), (32, 0.1), (32, 0.05), (32, 0.02), (32, 0.01)]
 GROWTH = {  # column of the growth table: label and scale in the plot
     "build_ns": ("build, ns/token", 1),
     "draft_us": ("draft of 8, ns/row", 1000),
@@ -474,19 +475,21 @@ def plot(growth, acceptance, path):
     from matplotlib import pyplot
 
     figure, (costs, gains) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    for (figure_name, (label, scale)), style in zip(GROWTH.items(), ("o-", "s--", "^-.", "d:", "x-"), strict=True):
-        points = [(size, row[figure_name] * scale) for size, row in growth.items() if figure_name in row]
+    for (name, (label, scale)), style in zip(GROWTH.items(), ("o-", "s--", "^-.", "d:", "x-"), strict=True):
+        points = [(size, row[name] * scale) for size, row in growth.items() if name in row]
         if points:
             costs.loglog(*zip(*points, strict=True), style, label=label)
     costs.set(title="Cost by size of the tree", xlabel="tokens in one tree", ylabel="ns, or bytes")
+    costs.set_ylim(bottom=costs.get_ylim()[0] / 6)  # room for the legend
     for (name, curve), style in zip(acceptance.items(), ("o-", "x--"), strict=True):
         if curve:
-            tokens, drafted = zip(*sorted(curve), strict=True)
-            gains.plot(drafted, tokens, style, label=name)
+            tokens, drafted = zip(*curve, strict=True)
+            gains.plot(drafted, tokens, style, label={"ours": "das-verl", "peer": "arctic-inference"}[name])
     gains.set(title="What drafts gain", xlabel="drafted tokens per step", ylabel="tokens per step")
     for axes in (costs, gains):
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.lines:
+            axes.legend(loc="lower right", fontsize="small", ncols=2 if axes is costs else 1)
     figure.savefig(path, dpi=110)
 
 
@@ -563,10 +566,10 @@ def main():
     for tokens, drafted in ours:
         print(f"{drafted:14.2f}{tokens:14.3f}")
     if peer:
-        print(f"\n{'drafted/step':>14}{'peer':>8}{'ours':>8}{'ratio':>8}")
+        print(f"\n{'drafted/step':>14}{'peer':>8}{'ours':>8}{'ratio':>8}{'ours drafts for the same':>26}")
         for tokens, drafted in peer:
-            print(f"{drafted:14.2f}{tokens:8.3f}{at(ours, drafted):8.3f}{at(ours, drafted) / tokens:8.3f}")
-        print(f"drafted for 2.5 tokens/step: peer {cost_of(peer, 2.5):.2f}, ours {cost_of(ours, 2.5):.2f}")
+            gain = at(ours, drafted)
+            print(f"{drafted:14.2f}{tokens:8.3f}{gain:8.3f}{gain / tokens:8.3f}{cost_of(ours, tokens):26.2f}")
 
     figures["reliability"] = reliability(test)
     print(f"\n{'drafted':>10}{'predicted':>11}{'observed':>10}")
@@ -578,7 +581,7 @@ def main():
         print("\nfitted:", [round(w, 2) for w in figures["fit"]])
     if args.ablate:
         figures["ablation"] = ablate(test, train)
-        points = [drafted for _, drafted in (peer or ours[1:5])]
+        points = [drafted for _, drafted in (peer or ours[2:6])]
         print("\ntokens/step at drafted/step" + "".join(f"{p:8.2f}" for p in points))
         for name, curve in figures["ablation"].items():
             print(f"{name:36}" + "".join(f"{at(curve, p):8.3f}" for p in points))
