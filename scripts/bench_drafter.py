@@ -432,10 +432,13 @@ def speed(problems, rounds):
     }
 
 
-def growth(problems, sizes, peer_limit):
-    """Costs by tokens in one tree: {size: {figure: value}}."""
+def growth(problems, sizes, peer_limit, rounds):
+    """Costs by tokens in one tree, medians over rounds: {size: {figure: value}}."""
     texts = [t for history, replay, _ in problems for t in history + replay]
-    return {size: growth_at(texts, size, size <= peer_limit) for size in sizes}
+    runs = [{size: growth_at(texts, size, size <= peer_limit) for size in sizes} for _ in range(rounds)]
+    return {
+        size: {name: statistics.median(run[size][name] for run in runs) for name in runs[0][size]} for size in sizes
+    }
 
 
 def growth_at(texts, size, with_peer):
@@ -447,7 +450,7 @@ def growth_at(texts, size, with_peer):
         held += len(chosen[-1])
         if held >= size:
             break
-    row = {"build_ns": min(clocked(lambda: build_ours([chosen])) for _ in range(2)) / held * 1e9}
+    row = {"build_ns": clocked(lambda: build_ours([chosen])) / held * 1e9}
     store = build_store([chosen], 1, window=len(chosen))
     probe = chosen[:: max(1, len(chosen) // 64)][:64] * 64
     probe = probe[:64]
@@ -586,7 +589,7 @@ def main():
         for name, curve in figures["ablation"].items():
             print(f"{name:36}" + "".join(f"{at(curve, p):8.3f}" for p in points))
     if args.sizes:
-        figures["growth"] = growth(problems, args.sizes, args.peer_limit)
+        figures["growth"] = growth(problems, args.sizes, args.peer_limit, args.rounds)
         names = list(next(iter(figures["growth"].values())))
         print(f"\n{'tokens':>10}" + "".join(f"{name:>15}" for name in names))
         for size, row in figures["growth"].items():
