@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import hf_tokenizer
 
 from das_verl.history import Trajectory, prompt_key, text_hash
-from das_verl.verl.checkpoint import latest_snapshot
+from das_verl.verl.checkpoint import newest_snapshot, snapshot_to_resume
 from das_verl.verl.look_ahead import upcoming_prompts
 from das_verl.verl.metrics import log_speculation
 from das_verl.verl.warm_start import read_warm_start
@@ -172,7 +172,7 @@ class AgentLoopManager(AgentLoopManagerTQ):
         if config.das.history.warm_start is not None:
             tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
             warm = read_warm_start(Path(config.das.history.warm_start).expanduser(), tokenizer, config.das.window)
-        self._configure_scheduler(latest_snapshot(config), warm)
+        self._configure_scheduler(snapshot_to_resume(config), warm)
         log_speculation(lambda: ray.get(self.scheduler.metrics.remote()))
 
     def _configure_scheduler(self, path: Path | None, warm: dict[str, list[Trajectory]] | None = None) -> None:
@@ -183,6 +183,11 @@ class AgentLoopManager(AgentLoopManagerTQ):
         elif path is not None:
             _log.info("history restored from %s", path)
 
+    def restore_scheduler(self) -> None:
+        """Give the scheduler, which has been restarted, the history saved last."""
+        _log.warning("the scheduler had died and was started again; its history is the last snapshot")
+        self._configure_scheduler(newest_snapshot(self.config))
+
     def generate_sequences(self, prompts: Any) -> None:
         """Announce a training batch to the scheduler, then dispatch it as verl does."""
         # `get` would return a TensorDict's wrapper of the value, which has no truth value.
@@ -191,7 +196,6 @@ class AgentLoopManager(AgentLoopManagerTQ):
             drawn = [fingerprint(p) for p in prompts["raw_prompt"]]
             upcoming = [fingerprint(p) for p in upcoming_prompts()]
             if not ray.get(self.scheduler.begin_step.remote(drawn, upcoming)):
-                _log.warning("the scheduler had died and was started again; its history is the last snapshot")
-                self._configure_scheduler(latest_snapshot(self.config, of_this_run=True))
+                self.restore_scheduler()
                 ray.get(self.scheduler.begin_step.remote(drawn, upcoming))
         super().generate_sequences(prompts)

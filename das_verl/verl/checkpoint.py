@@ -29,29 +29,31 @@ class SaveHistory(CheckpointCallback):
     ) -> None:
         """Write the history beside verl's own files; called by verl after it has saved those."""
         path = Path(checkpoint_dir) / FILE
+        manager = trainer.agent_loop_manager
         try:
-            snapshot.write(path, ray.get(trainer.agent_loop_manager.scheduler.save.remote()))
+            saved = ray.get(manager.scheduler.save.remote())
+            if saved is None:
+                manager.restore_scheduler()
+                saved = ray.get(manager.scheduler.save.remote())
+            snapshot.write(path, saved)
         except (OSError, ray.exceptions.RayError) as error:
             # A run without it drafts less for an epoch; a run that stops here loses more.
             _log.warning("cannot write %s (%s); a run resumed from there starts without history", path, error)
 
 
-def latest_snapshot(config: Any, *, of_this_run: bool = False) -> Path | None:
-    """Return the snapshot in the checkpoint that verl resumes from, None if there is none.
-
-    Parameters
-    ----------
-    config : DictConfig
-        The whole config.
-    of_this_run : bool
-        Look for the newest checkpoint instead, whatever the run was told to resume from.
-    """
+def snapshot_to_resume(config: Any) -> Path | None:
+    """Return the snapshot in the checkpoint that verl resumes from, None if there is none."""
     trainer = config.trainer
-    mode = "auto" if of_this_run else trainer.resume_mode
-    if mode == "disable":
-        return None
-    folder = trainer.resume_from_path if mode == "resume_path" else None
-    if mode == "auto":
+    folder = None
+    if trainer.resume_mode == "auto":
         folder = find_latest_ckpt_path(str(Path(trainer.default_local_dir).absolute()))
+    elif trainer.resume_mode == "resume_path":
+        folder = trainer.resume_from_path
     path = Path(folder) / FILE if folder else None
     return path if path is not None and path.is_file() else None
+
+
+def newest_snapshot(config: Any) -> Path | None:
+    """Return the snapshot that was saved last, None if there is none."""
+    saved = Path(config.trainer.default_local_dir).glob(f"global_step_*/{FILE}")
+    return max(saved, key=lambda path: path.stat().st_mtime_ns, default=None)

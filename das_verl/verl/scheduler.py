@@ -181,9 +181,9 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._history.evicted = 0
         return metrics
 
-    def save(self) -> bytes:
-        """Return a snapshot of the history."""
-        return snapshot.dump(self._history, self._key_of_prompt)
+    def save(self) -> bytes | None:
+        """Return a snapshot of the history, None if this actor has restarted and must be configured again."""
+        return None if self._config is None else snapshot.dump(self._history, self._key_of_prompt)
 
     def _keys(self, prompts: Sequence[str] | Mapping[str, Any]) -> dict[str, None]:
         """Keys of the prompts that have one, each once, in order."""

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from das_verl.history import Trajectory, TrajectoryWindow, snapshot, text_hash
 from das_verl.verl import checkpoint, look_ahead
-from das_verl.verl.checkpoint import FILE, SaveHistory, latest_snapshot
+from das_verl.verl.checkpoint import FILE, SaveHistory, newest_snapshot, snapshot_to_resume
 from das_verl.verl.warm_start import read_warm_start
 
 
@@ -41,6 +41,15 @@ def test_history_is_saved_with_the_checkpoint(callback, trainer, tmp_path):
     assert (tmp_path / "global_step_3" / FILE).read_bytes() == saved()
 
 
+def test_a_scheduler_that_had_died_is_restored_before_it_is_saved(callback, trainer, tmp_path):
+    answers = [None, saved()]
+    trainer.agent_loop_manager.scheduler.save.remote = lambda: answers.pop(0)
+    trainer.agent_loop_manager.restore_scheduler = lambda: answers.append("restored")
+    callback.on_save(trainer=trainer, global_step=3, checkpoint_dir=str(tmp_path))
+    assert (tmp_path / FILE).read_bytes() == saved()
+    assert answers == ["restored"]
+
+
 def test_a_full_disk_does_not_end_the_run(callback, trainer, tmp_path, monkeypatch, log):
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -58,17 +67,18 @@ def config(folder: Path, mode: str = "auto", path: Path | None = None) -> Any:
 
 
 def test_a_run_resumes_from_the_checkpoint_that_verl_resumes_from(tmp_path):
-    assert latest_snapshot(config(tmp_path)) is None
+    assert snapshot_to_resume(config(tmp_path)) is newest_snapshot(config(tmp_path)) is None
     for step in (1, 2):
         snapshot.write(tmp_path / f"global_step_{step}" / FILE, saved(step))
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     first, second = (tmp_path / f"global_step_{step}" / FILE for step in (1, 2))
-    assert latest_snapshot(config(tmp_path)) == second
-    assert latest_snapshot(config(tmp_path, "disable")) is None
-    assert latest_snapshot(config(tmp_path, "disable"), of_this_run=True) == second
-    assert latest_snapshot(config(tmp_path, "resume_path", first.parent)) == first
+    assert snapshot_to_resume(config(tmp_path)) == second
+    assert snapshot_to_resume(config(tmp_path, "disable")) is None
+    assert snapshot_to_resume(config(tmp_path, "resume_path", first.parent)) == first
+    assert newest_snapshot(config(tmp_path, "disable")) == second
     second.unlink()
-    assert latest_snapshot(config(tmp_path)) is None
+    assert snapshot_to_resume(config(tmp_path)) is None
+    assert newest_snapshot(config(tmp_path)) == first
 
 
 class Tokenizer:

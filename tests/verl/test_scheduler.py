@@ -181,6 +181,7 @@ def test_after_a_restart_history_is_the_snapshots_and_the_replicas_start_afresh(
     again.report("q", "key of q", "id", trajectory(9))
     again.finished("q", ["key of q"])
     again.rollout_over()
+    assert again.save() is None
     assert not again.begin_step(["q"])
     assert again.configure(das_section, saved) == ""
     assert again.begin_step(["q"])
