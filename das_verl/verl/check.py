@@ -41,21 +41,13 @@ def check_das(config: DictConfig) -> None:
         raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: +das=on needs vllm; set it, or drop +das=on")
     if not config.trainer.use_v1:
         raise ConfigError("trainer.use_v1=False: +das=on needs verl's V1 trainer; drop this setting")
-    if config.trainer.v1.trainer_mode != "sync":
-        raise ConfigError(
-            f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: +das=on supports sync only, so far; "
-            "set trainer.v1.trainer_mode=sync"
-        )
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0"):
         raise ConfigError("VLLM_USE_V2_MODEL_RUNNER is set: +das=on needs vLLM's V1 model runner; unset it")
-    refused = {
-        "actor_rollout_ref.rollout.full_determinism": "drafts depend on timing",
-        "algorithm.filter_groups.enable": "it adds prompts in the middle of a step",
-        "trainer.v1.sampler.sync_refill_failed_groups": "it adds prompts in the middle of a step",
-    }
-    for key, why in refused.items():
-        if OmegaConf.select(config, key):
-            raise ConfigError(f"{key}=True is not supported with +das=on ({why}); set it to False, or drop +das=on")
+    if rollout.full_determinism:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.full_determinism=True is not supported with +das=on (drafts depend on timing); "
+            "set it to False, or drop +das=on"
+        )
     if rollout.data_parallel_size > 1:
         raise ConfigError(
             f"actor_rollout_ref.rollout.data_parallel_size={rollout.data_parallel_size} is not supported with +das=on; "
