@@ -196,7 +196,9 @@ def _check_callback(path: str | None) -> None:
     try:
         derived = path is not None and issubclass(get_class(path), get_class(name))
     except Exception as error:  # whatever importing a class of the user's raises
-        raise ConfigError(f"trainer.checkpoint_callback_class={path} cannot be loaded: {error}") from None
+        raise ConfigError(
+            f"trainer.checkpoint_callback_class={path} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from None
     if not derived:
         raise ConfigError(
             f"trainer.checkpoint_callback_class={path}: +das=on saves its history there; "
