@@ -1,4 +1,4 @@
-"""The trees of one step: built in the background, used in batches, released together."""
+"""The trees of the prompts in work: built in the background, used in batches, released one by one or together."""
 
 import logging
 import threading
@@ -22,6 +22,7 @@ _LEARNING_RATE = 0.002
 _LIVE_WEIGHT = 2  # an occurrence in a sibling or in the request itself counts as much as two old ones
 _HISTORY_SHARE = 0.75  # of the byte cap; the rest is for what the step itself generates
 _slot = attrgetter("slot")
+_INSERTED_AT_ONCE = 2048  # tokens of others' trajectories in one call: about 2 ms in which an engine waits
 _SLACK = 0.5  # room of a new tree for running requests, relative to its history
 
 
@@ -124,7 +125,7 @@ class _Builder:
                 with self._lock:
                     self.busy_s += time.perf_counter() - start
             except Exception as error:
-                _log.exception("building a tree failed: its problem gets no drafts in this step")
+                _log.exception("building a tree failed: its problem gets no drafts until it is released")
                 self.error = error
 
 
@@ -369,9 +370,10 @@ class TreeStore:
         return int(drafted)
 
     def close(self, request: Request) -> None:
-        """End a request; its tokens stay in the tree until the step ends. May be called again."""
+        """End a request; its tokens stay in the tree until that is released. May be called again."""
         if request.slot:
-            self._waiting.pop(request, None)
+            if self._waiting.pop(request, None) is not None:
+                self._time_waiting()
             self._rows.trees[request.slot] = 0
             self._free.append(request.slot)
             del self._open[request.slot]
@@ -379,7 +381,6 @@ class TreeStore:
 
     def end_step(self) -> None:
         """Close all requests and release all trees."""
-        self._builder.jobs.clear()
         self._builder.error = None
         self.release(list(self._trees))
 
@@ -460,10 +461,12 @@ class TreeStore:
     def _catch_up(self) -> None:
         """Attach the requests whose trees have become ready and feed them what they missed."""
         inserts, self._inserts = self._inserts, []
+        room = _INSERTED_AT_ONCE
         for tree, tokens in inserts:
-            if tree.block is None:
+            if tree.block is None or room <= 0:
                 self._inserts.append((tree, tokens))
                 continue
+            room -= tokens.size
             self._addresses[tree.at] = tree.block.address
             slot = self._new_row(_LIVE_WEIGHT)
             self._feed(slot, tree, tokens)
@@ -480,6 +483,9 @@ class TreeStore:
                 self._addresses[tree.at] = tree.block.address
                 self._feed(request.slot, tree, np.concatenate(self._waiting.pop(request)))
                 self._rows.rates[request.slot] = k.RATE_START
+        self._time_waiting()
+
+    def _time_waiting(self) -> None:
         if self._waiting:
             self._waits_since = self._waits_since or time.perf_counter()
         elif self._waits_since is not None:

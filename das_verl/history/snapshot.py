@@ -75,6 +75,11 @@ def load(data: bytes, window: TrajectoryWindow) -> dict[str, str]:
             raise SnapshotError("its lengths do not add up")
         if tokens.min(initial=0) < 0 or (rows and min(a["length"].min(), a["stretches"].min()) < 0):
             raise SnapshotError("it holds negative token ids or lengths")
+        indices = np.concatenate([a["key_of"], a["name_of"]])
+        if a["keys"].dtype.kind != "U" or a["names"].dtype.kind != "U":
+            raise SnapshotError("its keys are not text")
+        if indices.min(initial=0) < 0 or indices.max(initial=-1) >= len(keys):
+            raise SnapshotError("it refers to keys that it does not hold")
         other_names = dict(zip(names, (keys[i] for i in a["name_of"].tolist()), strict=True))
         read = []
         for (key_of, step, version, reward, length, stretches), end, stretch_end in zip(

@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
-from verl.utils import hf_tokenizer
+from verl.utils.config import omega_conf_to_dataclass
 
 from das_verl.history import Trajectory, prompt_key, text_hash
 from das_verl.verl.checkpoint import newest_snapshot, snapshot_to_resume
@@ -170,7 +170,7 @@ class AgentLoopManager(AgentLoopManagerTQ):
         self.scheduler = llm_client._load_balancer
         warm = None
         if config.das.history.warm_start is not None:
-            tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+            tokenizer = omega_conf_to_dataclass(config.actor_rollout_ref.model).tokenizer
             warm = read_warm_start(Path(config.das.history.warm_start).expanduser(), tokenizer, config.das.window)
         self._configure_scheduler(snapshot_to_resume(config), warm)
         log_speculation(lambda: ray.get(self.scheduler.metrics.remote()))

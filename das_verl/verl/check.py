@@ -75,7 +75,7 @@ def check_das(config: DictConfig) -> None:
     if rollout.checkpoint_engine.backend == "delta_sharded":
         raise ConfigError(
             "actor_rollout_ref.rollout.checkpoint_engine.backend=delta_sharded is not supported with +das=on; "
-            "set it to naive"
+            "set it to naive, or to nccl where trainer and rollout are separate"
         )
     if rollout.disaggregation.enabled:
         raise ConfigError(
@@ -197,7 +197,7 @@ def _check_callback(path: str | None) -> None:
         derived = path is not None and issubclass(get_class(path), get_class(name))
     except Exception as error:  # whatever importing a class of the user's raises
         raise ConfigError(
-            f"trainer.checkpoint_callback_class={path} cannot be loaded: {str(error).splitlines()[0]}"
+            f"trainer.checkpoint_callback_class={path} cannot be loaded: {' '.join(str(error).split())}"
         ) from None
     if not derived:
         raise ConfigError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -56,6 +56,7 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._finished: list[str] = []  # keys whose trees the replicas can release
         self._siblings: list[tuple[str, str | None, Trajectory]] = []  # key, server that has it, what it generated
         self._shared_at = 0.0
+        self._connected: set[str] = set()  # addresses of the servers that hold what they should
         self._last_update: dict[str, Any] = {}  # reference to the outcome, by address of the server
         self._unreachable: set[str] = set()
 
@@ -107,8 +108,8 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._connect()
         self._forget_names()
         keys = self._keys(prompts)
-        unneeded, self._ahead = self._ahead - keys.keys(), set()
-        self._update(keys, unneeded)
+        self._ahead = (self._ahead & self._keys(upcoming).keys()) - keys.keys()
+        self._update(keys)
         self._drawn.update(prompts)
         self._next = list(upcoming)
         return True
@@ -123,7 +124,8 @@ class Scheduler(GlobalRequestLoadBalancer):
         """
         found: dict[str, None] = {}
         for prompt, key, text in prompts:
-            for trajectory in self._warm.pop(text, []):
+            warm = self._warm.pop(text, [])
+            for trajectory in warm if key not in self._history else []:
                 self._history.add(key, trajectory)
             if key in self._history:
                 self._key_of_prompt[prompt] = key
@@ -189,13 +191,22 @@ class Scheduler(GlobalRequestLoadBalancer):
         """Keys of the prompts that have one, each once, in order."""
         return dict.fromkeys(self._key_of_prompt[p] for p in prompts if p in self._key_of_prompt)
 
-    def _update(self, wanted: Mapping[str, None], unneeded: Iterable[str] = ()) -> set[str]:
-        """Let the replicas release what is finished or not needed and build what of ``wanted`` they lack.
+    def remove_servers(self, server_ids: list[str]) -> None:
+        """Remove servers from the pool, as verl does; they miss what the others are told from now on."""
+        super().remove_servers(server_ids)
+        self._connected.difference_update(server_ids)
+
+    def _update(self, wanted: Mapping[str, None]) -> set[str]:
+        """Let the replicas release what nobody needs and build what of ``wanted`` they lack.
 
         Returns the keys whose trees they build.
         """
-        running = self._keys(self._drawn)
-        released = dict.fromkeys(k for k in (*self._finished, *sorted(unneeded)) if k not in running)
+        running = self._keys(self._drawn).keys()
+        needed = running | wanted.keys() | self._ahead
+        # What is finished and wanted again is built anew, from the newest history. A tree that nobody needs and no
+        # request has finished with is that of a prompt whose token ids have changed, or which made no request.
+        released = dict.fromkeys(k for k in self._finished if k not in running)
+        released |= dict.fromkeys(sorted(self._indexed - needed))
         self._finished.clear()
         self._siblings = [s for s in self._siblings if s[0] not in released]
         self._indexed -= released.keys()
@@ -203,7 +214,7 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._indexed |= added.keys()
         if added or released:
             packed = ray.put(pack_history(self._sequences(added)))
-            for address in self._servers:
+            for address in self._connected:
                 self._send(address, packed, list(released))
         return set(added)
 
@@ -211,7 +222,7 @@ class Scheduler(GlobalRequestLoadBalancer):
         """Send what each replica's requests have finished to the other replicas."""
         self._shared_at = time.monotonic()
         siblings, self._siblings = self._siblings, []
-        for address in self._servers:
+        for address in self._connected:
             foreign: dict[str, list[Trajectory]] = {}
             for key, has_it, trajectory in siblings:
                 if has_it != address:
@@ -243,7 +254,7 @@ class Scheduler(GlobalRequestLoadBalancer):
                 answers.append(ray.get(reference, timeout=_SERVER_TIMEOUT_S))
                 self._unreachable.discard(address)
             except (ray.exceptions.RayError, TimeoutError) as error:
-                self._last_update.pop(address, None)  # what comes after a failed update fails with it
+                self._connected.discard(address)  # what comes after a failed update would fail with it
                 if address not in self._unreachable:
                     self._unreachable.add(address)
                     why = str(error).strip().splitlines()[-1:] or [type(error).__name__]
@@ -252,10 +263,11 @@ class Scheduler(GlobalRequestLoadBalancer):
 
     def _connect(self) -> None:
         """Bring servers that are new, or back, to what the others hold; what they held before is out of date."""
-        self._last_update = {a: update for a, update in self._last_update.items() if a in self._servers}
-        for address in [a for a in self._servers if a not in self._last_update]:
+        for address in self._servers.keys() - self._connected:
+            self._last_update.pop(address, None)
             self._servers[address].das_connect.remote(ray.get_runtime_context().current_actor)
             self._send(address, pack_history(self._sequences(self._history.get(self._indexed))), None)
+            self._connected.add(address)
 
     def _forget_names(self) -> None:
         """Forget the names of prompts whose history has been evicted."""

@@ -1,4 +1,4 @@
-"""The rollout server: verl's vLLM server with the calls that carry a step's history to the drafter.
+"""The rollout server: verl's vLLM server with the calls that carry history to the drafter.
 
 verl launches one per replica as a Ray actor; :class:`das_verl.verl.scheduler.Scheduler` calls the ``das_``
 methods, verl everything else.

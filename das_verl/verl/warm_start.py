@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from das_verl.history import Trajectory, text_hash
-from das_verl.history.dumps import dump_files, read_dump
+from das_verl.history.dumps import Rollout, dump_files, read_dump
 
 _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 10.0
@@ -28,7 +29,7 @@ def read_warm_start(path: Path, tokenizer: Any, window: int) -> dict[str, list[T
     window : int
         Trajectories kept per prompt.
     """
-    read: dict[str, list[Trajectory]] = {}
+    read: dict[str, deque[Rollout]] = {}
     bad: list[str] = []
     files = dump_files(path)
     told = time.monotonic()
@@ -40,12 +41,15 @@ def read_warm_start(path: Path, tokenizer: Any, window: int) -> dict[str, list[T
             if isinstance(rollout, str):
                 bad.append(rollout)
                 continue
-            ids = tokenizer.encode(rollout.response, add_special_tokens=False)
-            of_prompt = read.setdefault(text_hash(rollout.prompt), [])
-            of_prompt.append(Trajectory.of([], ids, step=rollout.step, reward=rollout.score))
-            del of_prompt[:-window]
+            read.setdefault(text_hash(rollout.prompt), deque(maxlen=window)).append(rollout)
     for line in bad[:10]:
         _log.warning("left out of das.history.warm_start: %s", line)
     if len(bad) > 10:
         _log.warning("and %d more bad lines", len(bad) - 10)
-    return read
+    return {
+        text: [
+            Trajectory.of([], tokenizer.encode(r.response, add_special_tokens=False), step=r.step, reward=r.score)
+            for r in rollouts
+        ]
+        for text, rollouts in read.items()
+    }

@@ -1,4 +1,4 @@
-"""vLLM's ``custom_class`` proposer: drafts for a whole batch from the trees of the current step.
+"""vLLM's ``custom_class`` proposer: drafts for a whole batch from the trees of its prompts.
 
 vLLM builds one :class:`Proposer` in each worker process and calls :meth:`Proposer.propose` after every engine step.
 :class:`das_verl.vllm.worker.DrafterExtension` carries everything else to it.

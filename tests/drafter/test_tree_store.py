@@ -336,6 +336,42 @@ def test_time_without_a_tree_is_visible():
     assert store.stats().visible_s == seen > 0
 
 
+def test_nobody_waits_once_the_waiting_request_is_closed():
+    store = TreeStore()
+    store.add({"a": [[1, 2, 3]]}, threads=0)
+    store.open("a", [1])
+    store.release(["a"])
+    seen = store.stats().visible_s
+    assert store.stats().visible_s == seen > 0
+
+
+def test_much_that_is_added_to_a_tree_is_inserted_bit_by_bit():
+    store = TreeStore()
+    store.add({"a": [[1, 2, 3]]})
+    store.wait()
+    rng = np.random.default_rng(0)
+    store.add({"a": [rng.integers(0, 99, 1500) for _ in range(6)]})
+    sizes = []
+    for _ in range(5):
+        store.propose([], [])
+        sizes.append(store.stats().num_tokens)
+    grown = np.diff([3, *sizes])
+    assert sizes[-1] == sizes[-2] >= 3 + 6 * 1500
+    assert 0 < grown.max() < 3 * 1500 + 9
+
+
+def test_stores_that_are_emptied_while_they_build_go_on_building():
+    store = TreeStore()
+    for step in range(50):
+        store.add({i: [np.arange(500)] for i in range(8)}, threads=1)
+        if step % 2:
+            time.sleep(0.0005)
+        store.end_step()
+    store.add({"a": [[1, 2, 3]]}, threads=1)
+    assert store.wait(10)
+    assert store.stats().num_trees == 1
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_returns_to_the_baseline():
     store = TreeStore()

@@ -56,7 +56,10 @@ def test_on_resolves_and_every_key_can_be_overridden():
         (["actor_rollout_ref.rollout.name=sglang"], "rollout.name=sglang: +das=on needs vllm"),
         (["trainer.use_v1=false"], "trainer.use_v1=False"),
         (["trainer.checkpoint_callback_class=null"], "derive your class from das_verl.verl.checkpoint.SaveHistory"),
-        (["trainer.checkpoint_callback_class=no.such.Class"], "no.such.Class cannot be loaded: "),
+        (
+            ["trainer.checkpoint_callback_class=no.such.Class"],
+            "no.such.Class cannot be loaded: Error loading 'no.such.Class': ModuleNotFound",
+        ),
         (["das.history.warm_start=/no/such/folder"], "das.history.warm_start=/no/such/folder holds no rollout dump"),
         (["actor_rollout_ref.model.mtp.enable_rollout=true"], "multi-token prediction"),
         ([f"{SPECULATIVE}.method=ngram"], "another drafter"),

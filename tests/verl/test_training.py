@@ -23,7 +23,8 @@ def test_one_flag_drafts_from_the_previous_epochs(start_training, pocket, pocket
     # Validation after every step, of prompts that training has too: its rollouts must not enter history.
     validate = ["trainer.val_before_train=true", "trainer.test_freq=1", "actor_rollout_ref.rollout.agent.num_workers=2"]
     das = ["+das=on", "das.verify_tokens=64", "trainer.total_training_steps=3", "trainer.save_freq=-1"]
-    steps = start_training(pocket_data, tmp_path, *pocket, *das, *validate).finish()
+    replicas = ["trainer.n_gpus_per_node=2"]
+    steps = start_training(pocket_data, tmp_path, *pocket, *das, *validate, *replicas).finish()
     assert len(steps) == 3
     for n, step in enumerate(steps):
         check_sound(step)
@@ -72,3 +73,16 @@ def test_a_language_model_on_grade_school_math(start_training, tmp_path):
     for step in steps:
         check_sound(step)
     assert [step["das/history_share"] for step in steps] == [0.0, 1.0]
+
+
+def test_rollouts_that_go_on_over_an_update(start_training, pocket, pocket_data, tmp_path):
+    mode = ["trainer.v1.trainer_mode=colocate_async", "data.train_batch_size=4"]
+    das = ["+das=on", "das.verify_tokens=64", "trainer.total_training_steps=4", "trainer.save_freq=-1"]
+    mini = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.test_freq=-1"]
+    steps = start_training(pocket_data, tmp_path, *pocket, *mode, *das, *mini).finish()
+    assert len(steps) == 4
+    for n, step in enumerate(steps):
+        check_sound(step)
+        # 4 prompts with 4 rollouts each were drawn for every step, and 4 more to begin with; none counts twice.
+        assert 16 * (n + 1) <= step["das/history_trajectories"] <= 16 * (n + 2)
+    assert steps[-1]["das/tokens_per_step_all"] > 1.2
