@@ -173,6 +173,11 @@ class Scheduler(GlobalRequestLoadBalancer):
         if self._config is not None:
             self._ahead |= self._update(self._keys(self._next))
 
+    def remove_servers(self, server_ids: list[str]) -> None:
+        """Remove servers from the pool, as verl does; they miss what the others are told from now on."""
+        super().remove_servers(server_ids)
+        self._connected.difference_update(server_ids)
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics since the last call; called once per training step."""
         metrics = summarise(self._counts())
@@ -190,11 +195,6 @@ class Scheduler(GlobalRequestLoadBalancer):
     def _keys(self, prompts: Sequence[str] | Mapping[str, Any]) -> dict[str, None]:
         """Keys of the prompts that have one, each once, in order."""
         return dict.fromkeys(self._key_of_prompt[p] for p in prompts if p in self._key_of_prompt)
-
-    def remove_servers(self, server_ids: list[str]) -> None:
-        """Remove servers from the pool, as verl does; they miss what the others are told from now on."""
-        super().remove_servers(server_ids)
-        self._connected.difference_update(server_ids)
 
     def _update(self, wanted: Mapping[str, None]) -> set[str]:
         """Let the replicas release what nobody needs and build what of ``wanted`` they lack.
