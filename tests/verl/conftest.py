@@ -113,6 +113,19 @@ def start_training() -> Iterator[Callable[..., Training]]:
 
 
 @pytest.fixture(scope="session")
+def run_without_das(pocket_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, float], Path]:
+    """The metrics of one step without the flag, and verl's dumps of its rollouts."""
+    out = tmp_path_factory.mktemp("without")
+    once = ["trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    training = Training(pocket_data, out, *POCKET, *once, f"trainer.rollout_data_dir={out}/dumps")
+    try:
+        (step,) = training.finish()
+    finally:
+        training.stop()
+    return step, out / "dumps"
+
+
+@pytest.fixture(scope="session")
 def pocket() -> list[str]:
     """The overrides that train the quickstart's policy in short steps."""
     return POCKET

@@ -50,12 +50,11 @@ def test_killed_in_the_middle_of_a_step(start_training, pocket, pocket_data, tmp
     assert "engine of a rollout server has died" in resumed.log or "failed groups" in resumed.log
 
 
-def test_rollout_dumps_of_another_run_are_history(start_training, pocket, pocket_data, tmp_path):
-    dumps = f"{tmp_path}/dumps"
-    short = ["trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1"]
-    start_training(pocket_data, tmp_path / "a", *pocket, *short, f"trainer.rollout_data_dir={dumps}").finish()
+def test_rollout_dumps_of_another_run_are_history(start_training, pocket, pocket_data, run_without_das, tmp_path):
+    _, dumps = run_without_das
+    short = ["trainer.total_training_steps=1", "trainer.save_freq=-1"]
     warm = [*DAS, f"das.history.warm_start={dumps}"]
-    (step,) = start_training(pocket_data, tmp_path / "b", *pocket, *short, *warm).finish()
+    (step,) = start_training(pocket_data, tmp_path, *pocket, *short, *warm).finish()
     assert step["das/history_trajectories"] == 2 * 32
     assert step["das/build_s"] > 0
     assert step["das/tokens_per_step"] > 1.5

@@ -39,10 +39,8 @@ def test_one_flag_drafts_from_the_previous_epochs(start_training, pocket, pocket
     assert steps[-1]["das/tokens_per_step"] > 1.5
 
 
-def test_without_the_flag_nothing_of_das_runs(start_training, pocket, pocket_data, tmp_path):
-    (step,) = start_training(
-        pocket_data, tmp_path, *pocket, "trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1"
-    ).finish()
+def test_without_the_flag_nothing_of_das_runs(run_without_das):
+    step, _ = run_without_das
     check_sound(step)
     assert not [name for name in step if name.startswith(("das/", "rollout/spec"))]
 
