@@ -14,6 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from das_verl.history.dumps import read_dump
+
 HERE = Path(__file__).resolve().parent
 TARGET = HERE / "data" / "quickstart_rollouts.jsonl.gz"
 EPOCHS = 3
@@ -39,15 +41,16 @@ def rows(files):
     epochs: Counter[int] = Counter()
     for file in files:
         samples: Counter[int] = Counter()
-        for line in file.read_text().splitlines():
-            record = json.loads(line)
-            problem = problems.setdefault(record["input"], len(problems))
+        for rollout in read_dump(file):
+            if isinstance(rollout, str):
+                raise SystemExit(f"make_traces: {rollout}")
+            problem = problems.setdefault(rollout.prompt, len(problems))
             epochs[problem] += samples[problem] == 0
             yield {
                 "problem_id": problem,
                 "policy_step": epochs[problem],
                 "sample": samples[problem],
-                "response": record["output"],
+                "response": rollout.response,
             }
             samples[problem] += 1
 

@@ -266,7 +266,7 @@ def test_names_of_forgotten_prompts_do_not_pile_up(servers, das_section):
     assert sched.metrics()["das/history_bytes"] <= 1000
     window = TrajectoryWindow(9, 10**6)
     assert len(snapshot.load(sched.save(), window)) == window.num_keys
-    assert len(pickle.dumps(sched._key_of_prompt)) < 200_000
+    assert len(sched._key_of_prompt) < 2000
 
 
 def test_metrics_add_up_over_replicas(sched):
