@@ -28,7 +28,7 @@ class DasConfig:
 
     window: int
     max_draft: int
-    verify_tokens: int
+    verify_tokens: int | None
     prompt_tail: int
     history: HistoryConfig
     tree_gb: float
@@ -70,7 +70,9 @@ def _parse(cls: Any, section: Mapping[str, Any], prefix: str) -> Any:
         elif kind == "str | None":
             if value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{key}={value!r} must be a path, or null")
-        elif kind == "int" and not whole:
+        elif kind == "int | None" and value is None:
+            pass
+        elif kind.startswith("int") and not whole:
             raise ConfigError(f"{key}={value!r} must be a whole number")
         elif not (whole or isinstance(value, float)):
             raise ConfigError(f"{key}={value!r} must be a number")

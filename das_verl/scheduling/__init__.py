@@ -1,5 +1,6 @@
 """How much to draft, and where. Knows no framework."""
 
 from das_verl.scheduling.budget import draft_price
+from das_verl.scheduling.cost import StepCost
 
-__all__ = ["draft_price"]
+__all__ = ["StepCost", "draft_price"]

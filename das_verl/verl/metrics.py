@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +49,9 @@ def summarise(counts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "das/tree_bytes": slowest("tree_bytes"),
         "das/history_share": total("with_history") / max(1, total("opened")),
     }
+    known = [c["verify_tokens"] for c in counts if not math.isnan(c["verify_tokens"])]
+    if known:
+        metrics["das/verify_tokens"] = statistics.fmean(known)
     return metrics
 
 

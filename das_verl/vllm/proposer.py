@@ -6,6 +6,7 @@ vLLM builds one :class:`Proposer` in each worker process and calls :meth:`Propos
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,16 @@ import numpy as np
 from das_verl.config import DasConfig
 from das_verl.drafter import TreeStore
 from das_verl.drafter.store import Request
-from das_verl.scheduling import draft_price
+from das_verl.scheduling import StepCost, draft_price
 
 # Engine steps between two insertions of verified tokens while nobody drafts: rare enough to cost nothing,
 # often enough that a finished sibling leaves nearly all of its tokens in the tree.
 _SYNC_EVERY = 16
+# Until the engine's steps have told what drafts cost: few, and only of tokens that are as likely right as wrong.
+_COLD_VERIFY_TOKENS = 32
+_COLD_PRICE = 0.5
+# Weight of the newest step in what was drafted and accepted lately.
+_NEWEST = 0.05
 
 
 class Proposer:
@@ -45,6 +51,10 @@ class Proposer:
         self._max_model_len = vllm_config.model_config.max_model_len
         # The window is the scheduler's to keep: a trajectory may be several sequences here.
         self._store = TreeStore(window=sys.maxsize, max_bytes=int(self._config.tree_gb * 1e9))
+        self._cost = StepCost(vllm_config.scheduler_config.max_num_seqs * (1 + self._max_draft))
+        self._drafted = self._accepted = 0.0  # lately, per request and step
+        self._previous: list[str] = []  # requests of the engine step before
+        self._ended = 0.0  # when that step's drafts were ready
         self._runner: Any = None
         self._requests: dict[str, Request] = {}
         self._counted: set[str] = set()  # of these, the ones that `counts` has told of
@@ -131,6 +141,7 @@ class Proposer:
             "tree_bytes": max(self._tree_bytes, stats.tree_bytes),
             "tokens": self._tokens,
             "steps": self._steps,
+            "verify_tokens": self._verify_tokens(),
         }
         self._reset_counts()
         return counts
@@ -164,7 +175,10 @@ class Proposer:
             return drafts
         start = time.perf_counter()
         self._clock += 1
-        price = draft_price(len(sampled_token_ids), self._config.verify_tokens)
+        self._time_step(len(sampled_token_ids), start)
+        price = self._price(len(sampled_token_ids))
+        self._drafted *= 1 - _NEWEST
+        self._accepted *= 1 - _NEWEST
         if price is not None or self._clock % _SYNC_EVERY == 0:
             self._match_rows(token_ids_cpu)
             sampled = np.fromiter(map(bool, sampled_token_ids), bool, len(sampled_token_ids))
@@ -176,8 +190,26 @@ class Proposer:
                 lengths = num_tokens_no_spec[rows].astype(np.int64)
                 if self._insert(requests, rows, slots, lengths, token_ids_cpu) and price is not None:
                     self._draft(rows, slots, lengths, price, drafts)
-        self._draft_s += time.perf_counter() - start
+        self._ended = time.perf_counter()
+        self._draft_s += self._ended - start
         return drafts
+
+    def _time_step(self, rows: int, now: float) -> None:
+        """Note how long the engine step took that has just ended."""
+        req_ids = self._runner.input_batch.req_ids
+        # The first step after a pause includes the pause; no request in it was in the step before.
+        if self._previous and (self._previous == req_ids or not set(self._previous).isdisjoint(req_ids)):
+            self._cost.observe(int(self._runner.query_start_loc.np[rows]), now - self._ended)
+        self._previous = list(req_ids)
+
+    def _verify_tokens(self) -> float:
+        return self._config.verify_tokens or self._cost.verify_tokens
+
+    def _price(self, running: int) -> float | None:
+        verify_tokens = self._verify_tokens()
+        if math.isnan(verify_tokens):
+            return min(_COLD_PRICE, running / (_COLD_VERIFY_TOKENS + running))
+        return draft_price(running, verify_tokens, self._accepted, self._drafted)
 
     def _match_rows(self, token_ids_cpu: np.ndarray) -> None:
         """Bring ``_rows`` and ``_batch_requests`` up to date with the rows that vLLM has now."""
@@ -248,6 +280,8 @@ class Proposer:
             verified[:, None], np.stack([last, np.minimum(new - 1, last), np.ones_like(last)], axis=1), 0
         )
         self._last[slots] = 0
+        self._drafted += _NEWEST * float(last.mean())
+        self._accepted += _NEWEST * float(np.where(verified, np.minimum(new - 1, last), 0).mean())
         return True
 
     def _draft(

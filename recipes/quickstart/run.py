@@ -48,6 +48,7 @@ FIGURES = {
     "draft_s": "das/draft_s",
     "build_s": "das/build_s",
     "tree_bytes": "das/tree_bytes",
+    "verify_tokens": "das/verify_tokens",
 }
 console = Console()
 
@@ -56,7 +57,7 @@ def command(out: Path, das: str, steps: int, seed: int, overrides: list[str]) ->
     """Return the training command: verl's own, with ``+das=on`` or without."""
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+platform=cpu"),
-        *(["+das=on", "das.verify_tokens=40"] if das == "on" else []),
+        *(["+das=on"] if das == "on" else []),
         "algorithm.adv_estimator=grpo",
         f"data.train_files={out}/data/train.parquet",
         f"data.val_files={out}/data/val.parquet",

@@ -30,3 +30,21 @@ def test_stragglers_draft_nearly_everything_and_large_batches_nothing():
 def test_the_price_rises_with_the_batch():
     prices = [draft_price(n, 256) for n in range(1, 1000)]
     assert prices == sorted(prices)
+
+
+@settings(derandomize=True)
+@given(st.integers(1, 64), st.integers(1, 500), st.lists(st.floats(0.01, 0.99), min_size=1, max_size=12))
+def test_with_what_was_accepted_lately_the_price_converges_to_the_best_one(running, verify_tokens, chances):
+    # Every request has the same chances on offer; the best set to draft, by brute force over thresholds.
+    chances.sort(reverse=True)
+    gains = np.cumsum([0, *chances])
+    rates = running * (1 + gains) / (verify_tokens + running * (1 + np.arange(len(gains))))
+    accepted = drafted = 0.0
+    for _ in range(20):
+        price = draft_price(running, verify_tokens, accepted, drafted)
+        if price is None:
+            break
+        drafted = sum(p > price for p in chances)
+        accepted = gains[drafted]
+    if price is not None:
+        assert np.isclose(rates[drafted], rates.max())

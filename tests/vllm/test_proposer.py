@@ -27,6 +27,7 @@ class Runner:
         self.input_batch = SimpleNamespace(req_ids=[])
         self.requests: dict[str, Any] = {}
         self.text: dict[str, list[int]] = {}
+        self.query_start_loc = SimpleNamespace(np=np.zeros(65, np.int32))
         proposer.attach(self)
 
     def add(self, name: str, prompt: list[int] = PROMPT, tag: str | None = "k", max_tokens: int = 100) -> None:
@@ -63,6 +64,7 @@ def make_proposer(das_section):
                 additional_config={"das": das},
                 speculative_config=SimpleNamespace(num_speculative_tokens=das["max_draft"]),
                 model_config=SimpleNamespace(max_model_len=MODEL_LEN),
+                scheduler_config=SimpleNamespace(max_num_seqs=64),
             )
         )
 
