@@ -26,6 +26,7 @@ COUNTS = {
     "tree_bytes": 100,
     "tokens": 30,
     "steps": 20,
+    "verify_tokens": 40.0,
 }
 
 
@@ -307,7 +308,8 @@ def test_a_dead_replica_is_told_once_and_the_others_go_on(sched, servers, log):
 
 
 def test_metrics_of_a_step_without_requests_are_finite():
-    got = metrics.summarise([COUNTS | {"requests": [], "tokens": 0, "steps": 0, "with_history": 0, "opened": 0}])
+    idle = {"requests": [], "tokens": 0, "steps": 0, "with_history": 0, "opened": 0, "verify_tokens": float("nan")}
+    got = metrics.summarise([COUNTS | idle])
     assert all(np.isfinite(v) for v in got.values())
 
 
