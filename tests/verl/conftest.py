@@ -76,7 +76,9 @@ class Training:
     def finish(self) -> list[dict[str, float]]:
         """Wait for its good end and return the metrics of each step."""
         assert self.process.wait() == 0, self.log[-5000:]
-        assert "Traceback" not in self.log, self.log[-5000:]
+        # The driver owns the engines: rollouts still under way when it ends, for a step that never comes, lose theirs.
+        errors = [error for error in self.log.split("Traceback")[1:] if "its owner has died" not in error]
+        assert not errors, errors[0][-5000:]
         return self.steps()
 
     def children(self) -> list[psutil.Process]:
