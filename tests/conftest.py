@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 # Before anything imports vLLM or transformers.
 os.environ.update(
@@ -22,6 +23,16 @@ os.environ.update(
     VERL_PLATFORM="cpu",
     TOKENIZERS_PARALLELISM="false",
 )
+
+settings.register_profile(
+    "das",
+    derandomize=True,
+    deadline=None,  # the first call of a kernel compiles it
+    database=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("das")
 
 ROOT = Path(__file__).parent.parent
 VOCABULARY = 10

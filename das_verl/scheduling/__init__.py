@@ -1,6 +1,7 @@
 """How much to draft, and where. Knows no framework."""
 
-from das_verl.scheduling.budget import draft_price
+from das_verl.scheduling.budget import draft_prices
 from das_verl.scheduling.cost import StepCost
+from das_verl.scheduling.lengths import Lengths
 
-__all__ = ["StepCost", "draft_price"]
+__all__ = ["Lengths", "StepCost", "draft_prices"]

@@ -4,7 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from das_verl.history import SnapshotError, Trajectory, TrajectoryWindow, snapshot
@@ -34,7 +34,6 @@ def contents(window: TrajectoryWindow) -> list:
     ]
 
 
-@settings(derandomize=True, deadline=None)
 @given(rollouts)
 def test_what_is_read_is_what_was_written(added):
     window = filled(added)

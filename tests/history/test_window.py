@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from das_verl.history import Trajectory, TrajectoryWindow, prompt_key
@@ -11,7 +11,6 @@ def response(tokens) -> Trajectory:
     return Trajectory.of([], tokens)
 
 
-@settings(derandomize=True, deadline=None)
 @given(trajectories, st.integers(1, 4), st.integers(1, 30))
 def test_window_and_cap_keep_what_a_plain_list_would(added, window, max_tokens):
     overhead = response([1]).nbytes - 4
@@ -37,7 +36,6 @@ def test_window_and_cap_keep_what_a_plain_list_would(added, window, max_tokens):
             assert (name in got) == (name in history) == bool(expected)
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(st.integers(0, 9), max_size=6),
     st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12),

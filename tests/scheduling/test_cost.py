@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from das_verl.scheduling import StepCost
@@ -43,7 +43,6 @@ def test_steps_beyond_the_largest_do_not_count():
     assert cost.verify_tokens == pytest.approx(10, rel=0.05)
 
 
-@settings(derandomize=True, max_examples=200)
 @given(st.lists(st.tuples(st.integers(-5, 10_000), st.floats(allow_nan=True, allow_infinity=True)), max_size=200))
 def test_any_input_gives_a_cost_that_can_be_used_or_none(steps):
     cost = StepCost(largest=5000)
