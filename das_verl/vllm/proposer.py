@@ -26,7 +26,7 @@ _SYNC_EVERY = 16
 # Engine steps between two settings of the prices, as long as the same requests run.
 _PRICE_EVERY = 8
 # Until the engine's steps have told what drafts cost: few, and only of tokens that are as likely right as wrong.
-_COLD_VERIFY_TOKENS = 32
+_COLD_VERIFY_TOKENS = 32.0
 _COLD_PRICE = 0.5
 # Weight of the newest step in what was drafted and accepted lately.
 _NEWEST = 0.05
@@ -72,7 +72,10 @@ class Proposer:
         self._max_model_len = vllm_config.model_config.max_model_len
         # The window is the scheduler's to keep: a trajectory may be several sequences here.
         self._store = TreeStore(window=sys.maxsize, max_bytes=int(self._config.tree_gb * 1e9))
-        self._cost = StepCost(vllm_config.scheduler_config.max_num_seqs * (1 + self._max_draft))
+        most = vllm_config.scheduler_config.max_num_seqs
+        self._cost = StepCost(most, most * self._max_draft)
+        self._cost_in_tokens = (math.nan, math.nan)  # of the engine step now, as `StepCost.in_tokens` returns it
+        self._asked = 0  # drafted tokens of the engine step that runs
         classes = self._config.classes
         self._lengths = Lengths(classes.medium, classes.long)
         self._class_drafts = np.minimum([0, classes.medium_draft, classes.long_draft], self._max_draft)
@@ -88,6 +91,7 @@ class Proposer:
         self._slots = np.empty(0, np.int32)
         self._batch_requests: list[Request] = []
         self._priced = self._may_draft = False
+        self._jump_tokens = 0.0
         self._state = np.zeros(64, _STATE)
         self._tree_bytes = 0
         self._reset_counts()
@@ -175,7 +179,7 @@ class Proposer:
             "tree_bytes": max(self._tree_bytes, stats.tree_bytes),
             "tokens": self._tokens,
             "steps": self._steps,
-            "verify_tokens": self._verify_tokens(),
+            "verify_tokens": self._cost_in_tokens[0],
         }
         self._reset_counts()
         return counts
@@ -232,12 +236,12 @@ class Proposer:
         """Note how long the engine step took that has just ended."""
         req_ids = self._runner.input_batch.req_ids
         # The first step after a pause includes the pause; no request in it was in the step before.
-        if self._previous and (self._previous == req_ids or not set(self._previous).isdisjoint(req_ids)):
-            self._cost.observe(int(self._runner.query_start_loc.np[rows]), now - self._ended)
+        goes_on = bool(self._previous) and not set(self._previous).isdisjoint(req_ids)
+        # Where there are more tokens than rows and drafts, some are a prompt's, which is another kind of step.
+        if goes_on and int(self._runner.query_start_loc.np[rows]) <= rows + self._asked:
+            self._cost.observe(rows, self._asked, now - self._ended)
+        self._asked = 0
         self._previous = list(req_ids)
-
-    def _verify_tokens(self) -> float:
-        return self._config.verify_tokens or self._cost.verify_tokens
 
     def _set_prices(self, running: int) -> None:
         """Settle what each request of the batch may draft until the next time, see :mod:`das_verl.scheduling`."""
@@ -252,12 +256,16 @@ class Proposer:
         else:
             left, price = np.empty(len(slots)), np.empty(len(slots))
             remaining(state["likely"].copy(), done, state["end"] - state["start"], left)
-            verify_tokens = self._verify_tokens()
+            if self._config.verify_tokens is not None:
+                self._cost_in_tokens = float(self._config.verify_tokens), 0.0
+            else:
+                self._cost_in_tokens = self._cost.in_tokens(running)
+            verify_tokens, self._jump_tokens = self._cost_in_tokens
             cold = math.isnan(verify_tokens)
             if cold:
-                verify_tokens = _COLD_VERIFY_TOKENS
+                verify_tokens, self._jump_tokens = _COLD_VERIFY_TOKENS, 0.0
             lately = (state[name].copy() for name in ("accepted", "drafted"))
-            self._may_draft = draft_prices(left, running - len(slots), float(verify_tokens), *lately, price)
+            self._may_draft = draft_prices(left, running - len(slots), verify_tokens, *lately, price)
             if cold:
                 # Without drafts it would stay unknown what they cost.
                 price = np.minimum(price, _COLD_PRICE)
@@ -358,11 +366,16 @@ class Proposer:
         counts = np.empty(len(slots), np.int32)
         if self._store.propose_into(slots, budgets, tokens, counts, probs, state["price"].copy()):
             counts = self._sizes[np.searchsorted(self._sizes, counts, "right") - 1]
+            expected = np.where(np.arange(self._max_draft) < counts[:, None], probs, 0.0).sum(axis=1)
+            # What the drafts are worth, in tokens verified for it, must also make up for verifying any.
+            worth = float(np.sum(expected / np.maximum(state["price"], 1e-9)))
+            if worth < int(counts.sum()) + self._jump_tokens:
+                return
             for i in np.flatnonzero(counts).tolist():
                 drafts[rows[i]] = tokens[i, : counts[i]].tolist()
             self._state["last"][slots] = counts
-            within = np.arange(self._max_draft) < counts[:, None]
-            self._state["expected"][slots] = np.where(within, probs, 0.0).sum(axis=1)
+            self._state["expected"][slots] = expected
+            self._asked = int(counts.sum())
 
     def _close(self, req_id: str) -> None:
         request = self._requests.pop(req_id)
