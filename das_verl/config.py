@@ -5,8 +5,9 @@ The defaults and what each key means to a user stand in ``configs/das/on.yaml``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 
@@ -23,12 +24,25 @@ class HistoryConfig:
 
 
 @dataclass(frozen=True)
+class ClassesConfig:
+    """The ``das.classes:`` section."""
+
+    medium: float
+    long: float
+    medium_draft: int
+    long_draft: int
+
+
+@dataclass(frozen=True)
 class DasConfig:
     """The ``das:`` section. See ``configs/das/on.yaml`` for what each field means."""
 
     window: int
     max_draft: int
     verify_tokens: int | None
+    policy: str
+    classes: ClassesConfig
+    draft_sizes: list[int] | None
     prompt_tail: int
     history: HistoryConfig
     tree_gb: float
@@ -65,11 +79,17 @@ def _parse(cls: Any, section: Mapping[str, Any], prefix: str) -> Any:
             raise ConfigError(f"{key} is missing; start from +das=on, which sets every key")
         value = section[name]
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if kind == "HistoryConfig":
-            value = _parse(HistoryConfig, value, key)
+        if kind in _SECTIONS:
+            value = _parse(_SECTIONS[kind], value, key)
+        elif kind == "str":
+            if value not in _CHOICES[key]:
+                raise ConfigError(f"{key}={value!r} must be one of {', '.join(_CHOICES[key])}")
         elif kind == "str | None":
             if value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{key}={value!r} must be a path, or null")
+        elif kind.startswith("list"):
+            if value is not None and not _are_sizes(value):
+                raise ConfigError(f"{key}={value!r} must be rising whole numbers above 0, as in [1,3,7], or null")
         elif kind == "int | None" and value is None:
             pass
         elif kind.startswith("int") and not whole:
@@ -84,11 +104,26 @@ def _parse(cls: Any, section: Mapping[str, Any], prefix: str) -> Any:
     return cls(**values)
 
 
+def _are_sizes(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        and all(a < b for a, b in pairwise([0, *value]))
+    )
+
+
+_SECTIONS: dict[str, Any] = {"HistoryConfig": HistoryConfig, "ClassesConfig": ClassesConfig}
+_CHOICES = {"das.policy": ("solved", "classes")}
 # 128 is the most draft tokens that vLLM's rejection sampler takes for a request (MAX_SPEC_LEN).
 _RANGES: dict[str, tuple[float, float]] = {
     "das.window": (1, 4096),
     "das.max_draft": (1, 128),
     "das.verify_tokens": (1, 1 << 20),
+    "das.classes.medium": (0, 1 << 20),
+    "das.classes.long": (0, 1 << 20),
+    "das.classes.medium_draft": (0, 128),
+    "das.classes.long_draft": (0, 128),
     "das.prompt_tail": (0, 4096),
     "das.history.gb": (1e-6, 1e4),
     "das.tree_gb": (1e-6, 1e4),

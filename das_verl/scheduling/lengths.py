@@ -17,6 +17,7 @@ _UNKNOWN = 512.0  # tokens, as long as nothing has ended
 # beyond all past ones is not thought impossible. Each past length stands for three, which have that deviation.
 _SPREAD = 0.35
 _POINTS = np.exp(_SPREAD * np.array([-(1.5**0.5), 0.0, 1.5**0.5]))
+LIKELY = _PER_PROMPT * len(_POINTS)
 
 
 class Lengths:
@@ -46,13 +47,13 @@ class Lengths:
             of_key.append(length)
             self._stale = True
 
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Forget prompts; what their responses say of all prompts stays."""
-        for key in keys:
+    def forget(self, keys: Iterable[Hashable] | None) -> None:
+        """Forget prompts, None for all; what their responses say of all prompts stays."""
+        for key in list(self._by_key) if keys is None else keys:
             self._by_key.pop(key, None)
 
     def likely(self, key: Hashable) -> NDArray[np.float64]:
-        """Return 48 equally likely lengths of a prompt's next response; one without history is like all prompts."""
+        """Return `LIKELY` equally likely lengths of a prompt's next response; without history it is like all."""
         self._refresh()
         known = self._by_key.get(key)
         past = np.resize(np.array(known, np.float64), _PER_PROMPT) if known else self._prior

@@ -17,16 +17,37 @@ import numpy as np
 from das_verl.config import DasConfig
 from das_verl.drafter import TreeStore
 from das_verl.drafter.store import Request
-from das_verl.scheduling import StepCost, draft_price
+from das_verl.scheduling import Lengths, StepCost, Trust, draft_prices
+from das_verl.scheduling.lengths import LIKELY, remaining
 
 # Engine steps between two insertions of verified tokens while nobody drafts: rare enough to cost nothing,
 # often enough that a finished sibling leaves nearly all of its tokens in the tree.
 _SYNC_EVERY = 16
+# Engine steps between two settings of the prices, as long as the same requests run.
+_PRICE_EVERY = 8
 # Until the engine's steps have told what drafts cost: few, and only of tokens that are as likely right as wrong.
 _COLD_VERIFY_TOKENS = 32
 _COLD_PRICE = 0.5
 # Weight of the newest step in what was drafted and accepted lately.
 _NEWEST = 0.05
+# What is known of a running request, by Request.slot.
+_STATE = np.dtype(
+    [
+        ("start", np.int64),  # tokens of its prompt
+        ("seen", np.int64),  # tokens of prompt and response that are in its tree
+        ("end", np.int64),  # tokens at which it ends at the latest
+        ("likely", np.float64, LIKELY),  # lengths that its response may get
+        ("initial", np.int64),  # class of its length that its prompt's history gave it
+        ("trust", np.int64),  # row of `Trust`
+        ("price", np.float64),  # what a draft token must be worth, and
+        ("budget", np.int64),  # most draft tokens
+        ("last", np.int32),  # tokens drafted last, and
+        ("expected", np.float64),  # how many of them were expected to be accepted
+        ("drafted", np.float64),  # tokens per step lately, and
+        ("accepted", np.float64),
+        ("tally", np.int64, 3),  # drafted, accepted, verified in all
+    ]
+)
 
 
 class Proposer:
@@ -52,7 +73,11 @@ class Proposer:
         # The window is the scheduler's to keep: a trajectory may be several sequences here.
         self._store = TreeStore(window=sys.maxsize, max_bytes=int(self._config.tree_gb * 1e9))
         self._cost = StepCost(vllm_config.scheduler_config.max_num_seqs * (1 + self._max_draft))
-        self._drafted = self._accepted = 0.0  # lately, per request and step
+        classes = self._config.classes
+        self._lengths = Lengths(classes.medium, classes.long)
+        self._class_drafts = np.minimum([0, classes.medium_draft, classes.long_draft], self._max_draft)
+        self._sizes = np.array([0, *(self._config.draft_sizes or range(1, self._max_draft + 1))], np.int32)
+        self._trust = Trust()
         self._previous: list[str] = []  # requests of the engine step before
         self._ended = 0.0  # when that step's drafts were ready
         self._runner: Any = None
@@ -60,13 +85,10 @@ class Proposer:
         self._counted: set[str] = set()  # of these, the ones that `counts` has told of
         self._batch: list[str] = []
         self._rows = np.empty(0, np.int64)
+        self._slots = np.empty(0, np.int32)
         self._batch_requests: list[Request] = []
-        # By Request.slot: tokens seen, length at which the request ends, tokens drafted last; drafted, accepted,
-        # verified in all.
-        self._seen = np.zeros(64, np.int64)
-        self._end = np.zeros(64, np.int64)
-        self._last = np.zeros(64, np.int32)
-        self._tally = np.zeros((64, 3), np.int64)
+        self._priced = self._may_draft = False
+        self._state = np.zeros(64, _STATE)
         self._tree_bytes = 0
         self._reset_counts()
 
@@ -88,13 +110,18 @@ class Proposer:
                 "unset VLLM_PLUGINS or add das_verl to it"
             )
 
-    def attach(self, runner: Any) -> None:
+    def attach(self, runner: Any, tensor_parallel_rank: int = 0) -> None:
         """Take the model runner, which knows the request ids behind the rows of a batch.
 
         vLLM (gpu_model_runner.py, ``_input_fits_in_drafter``) asks for no drafts, and verifies zeros instead, for the
         whole batch as soon as one request comes within a draft of ``max_model_len``. That protects draft models;
         here each draft is cut to its request's room, so the limit is put out of reach.
+
+        Of several tensor-parallel ranks vLLM takes the first one's drafts for all (its executors'
+        ``take_draft_token_ids``). The others are not attached: they hold no trees, and cannot disagree.
         """
+        if tensor_parallel_rank != 0:
+            return
         if hasattr(runner, "effective_drafter_max_model_len"):
             runner.effective_drafter_max_model_len = self._max_model_len + self._max_draft + 1
         self._runner = runner
@@ -109,17 +136,24 @@ class Proposer:
         released : sequence of str, or None
             Prompt keys; None for all. A request that runs on under one of them is opened anew.
         """
+        if self._runner is None:
+            return
         self._tree_bytes = max(self._tree_bytes, self._store.stats().tree_bytes)
         gone = None if released is None else set(released)
         for req_id in [r for r, request in self._requests.items() if gone is None or request.key in gone]:
             self._close(req_id)
         self._batch = []
         self._rows = np.empty(0, np.int64)
+        self._slots = np.empty(0, np.int32)
         self._batch_requests = []
         if released is None:
             self._store.end_step()
         else:
             self._store.release(released)
+        self._lengths.forget(released)
+        self._trust.forget(released)
+        for key, sequences in history.items():
+            self._lengths.add(key, [max(1, len(s) - self._config.prompt_tail) for s in sequences])
         self._store.add(history, threads=self._config.build_threads)
 
     def counts(self) -> dict[str, Any]:
@@ -175,21 +209,21 @@ class Proposer:
             return drafts
         start = time.perf_counter()
         self._clock += 1
-        self._time_step(len(sampled_token_ids), start)
-        price = self._price(len(sampled_token_ids))
-        self._drafted *= 1 - _NEWEST
-        self._accepted *= 1 - _NEWEST
-        if price is not None or self._clock % _SYNC_EVERY == 0:
-            self._match_rows(token_ids_cpu)
-            sampled = np.fromiter(map(bool, sampled_token_ids), bool, len(sampled_token_ids))
+        running = len(sampled_token_ids)
+        self._time_step(running, start)
+        self._match_rows(token_ids_cpu)
+        if self._clock % _PRICE_EVERY == 0 or not self._priced:
+            self._set_prices(running)
+        if self._may_draft or self._clock % _SYNC_EVERY == 0:
+            sampled = np.fromiter(map(bool, sampled_token_ids), bool, running)
             active = sampled[self._rows]
             if active.any():
                 requests = [r for r, on in zip(self._batch_requests, active.tolist(), strict=True) if on]
                 rows = self._rows[active]
-                slots = np.fromiter((r.slot for r in requests), np.int32, len(requests))
+                slots = self._slots[active]
                 lengths = num_tokens_no_spec[rows].astype(np.int64)
-                if self._insert(requests, rows, slots, lengths, token_ids_cpu) and price is not None:
-                    self._draft(rows, slots, lengths, price, drafts)
+                if self._insert(requests, rows, slots, lengths, token_ids_cpu) and self._may_draft:
+                    self._draft(rows, slots, lengths, drafts)
         self._ended = time.perf_counter()
         self._draft_s += self._ended - start
         return drafts
@@ -205,11 +239,34 @@ class Proposer:
     def _verify_tokens(self) -> float:
         return self._config.verify_tokens or self._cost.verify_tokens
 
-    def _price(self, running: int) -> float | None:
-        verify_tokens = self._verify_tokens()
-        if math.isnan(verify_tokens):
-            return min(_COLD_PRICE, running / (_COLD_VERIFY_TOKENS + running))
-        return draft_price(running, verify_tokens, self._accepted, self._drafted)
+    def _set_prices(self, running: int) -> None:
+        """Settle what each request of the batch may draft until the next time, see :mod:`das_verl.scheduling`."""
+        self._priced = True
+        slots = self._slots
+        state = self._state[slots]
+        done = state["seen"] - state["start"]
+        if self._config.policy == "classes":
+            state["price"] = 0.0
+            state["budget"] = self._class_drafts[self._lengths.classes(state["initial"], done)]
+            self._may_draft = bool(state["budget"].any())
+        else:
+            left, price = np.empty(len(slots)), np.empty(len(slots))
+            remaining(state["likely"].copy(), done, state["end"] - state["start"], left)
+            verify_tokens = self._verify_tokens()
+            cold = math.isnan(verify_tokens)
+            if cold:
+                verify_tokens = _COLD_VERIFY_TOKENS
+            lately = (state[name].copy() for name in ("accepted", "drafted"))
+            self._may_draft = draft_prices(left, running - len(slots), float(verify_tokens), *lately, price)
+            if cold:
+                # Without drafts it would stay unknown what they cost.
+                price = np.minimum(price, _COLD_PRICE)
+                self._may_draft = True
+            self._trust.fade()
+            state["price"] = price / self._trust.shares(state["trust"])
+            state["budget"] = self._max_draft
+        self._state["price"][slots] = state["price"]
+        self._state["budget"][slots] = state["budget"]
 
     def _match_rows(self, token_ids_cpu: np.ndarray) -> None:
         """Bring ``_rows`` and ``_batch_requests`` up to date with the rows that vLLM has now."""
@@ -229,7 +286,9 @@ class Proposer:
                 requests.append(request)
         self._batch = list(req_ids)
         self._rows = np.array(rows, np.int64)
+        self._slots = np.fromiter((r.slot for r in requests), np.int32, len(requests))
         self._batch_requests = requests
+        self._priced = False
 
     def _open(self, req_id: str, state: Any, row: int, token_ids_cpu: np.ndarray) -> Request | None:
         params = state.sampling_params
@@ -239,15 +298,19 @@ class Proposer:
         prompt = int(state.num_prompt_tokens)
         tail = token_ids_cpu[row, max(0, prompt - self._config.prompt_tail) : prompt]
         request = self._requests[req_id] = self._store.open(key, tail, params.temperature)
-        slot = request.slot
-        while slot >= len(self._seen):
-            self._seen, self._end, self._last, self._tally = (
-                np.concatenate([a, np.zeros_like(a)]) for a in (self._seen, self._end, self._last, self._tally)
-            )
-        self._seen[slot] = prompt
-        self._end[slot] = min(self._max_model_len, prompt + (params.max_tokens or self._max_model_len))
-        self._last[slot] = 0
-        self._tally[slot] = 0
+        while request.slot >= len(self._state):
+            self._state = np.concatenate([self._state, np.zeros_like(self._state)])
+        state = self._state[request.slot]
+        lately = self._state[self._slots]
+        state["start"] = state["seen"] = prompt
+        state["end"] = min(self._max_model_len, prompt + (params.max_tokens or self._max_model_len))
+        state["likely"] = self._lengths.likely(key)
+        state["initial"] = self._lengths.initial_class(key)
+        state["trust"] = self._trust.row(key)
+        for name in ("drafted", "accepted"):
+            state[name] = lately[name].mean() if len(lately) else 0.0
+        for name in ("last", "expected", "tally"):
+            state[name] = 0
         return request
 
     def _insert(
@@ -262,48 +325,55 @@ class Proposer:
 
         Returns False, and does nothing, where the tokens are not all known.
         """
-        seen = self._seen[slots]
-        new = np.maximum(lengths - seen, 0)
+        state = self._state[slots]
+        new = np.maximum(lengths - state["seen"], 0)
         offsets = np.cumsum(new) - new
-        columns = np.arange(int(new.sum())) + np.repeat(seen - offsets, new)
+        columns = np.arange(int(new.sum())) + np.repeat(state["seen"] - offsets, new)
         tokens = token_ids_cpu[np.repeat(rows, new), columns]
         if tokens.min(initial=0) < 0:
             # The placeholder of a token that is not known yet: what follows it is not known either.
             return False
         self._store.advance(requests, tokens, new)
-        self._seen[slots] = seen + new
         self._tokens += int(new.sum())
-        last = self._last[slots]
+        last = state["last"]
         verified = (last > 0) & (new > 0)
         self._steps += int(np.where(verified, 1, new).sum())
-        self._tally[slots] += np.where(
-            verified[:, None], np.stack([last, np.minimum(new - 1, last), np.ones_like(last)], axis=1), 0
-        )
-        self._last[slots] = 0
-        self._drafted += _NEWEST * float(last.mean())
-        self._accepted += _NEWEST * float(np.where(verified, np.minimum(new - 1, last), 0).mean())
+        accepted = np.where(verified, np.minimum(new - 1, last), 0)
+        state["tally"] += np.where(verified[:, None], np.stack([last, accepted, np.ones_like(last)], axis=1), 0)
+        if verified.any():
+            self._trust.observe(state["trust"], accepted.astype(float), np.where(verified, state["expected"], 0.0))
+        state["seen"] += new
+        state["drafted"] += _NEWEST * (last - state["drafted"])
+        state["accepted"] += _NEWEST * (accepted - state["accepted"])
+        state["last"] = 0
+        self._state[slots] = state
         return True
 
-    def _draft(
-        self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray, price: float, drafts: list[list[int]]
-    ) -> None:
+    def _draft(self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray, drafts: list[list[int]]) -> None:
+        state = self._state[slots]
         # A step yields its draft and one token more, so the last token of a request needs no draft.
-        budgets = np.clip(self._end[slots] - lengths - 1, 0, self._max_draft).astype(np.int32)
+        budgets = np.clip(state["end"] - lengths - 1, 0, state["budget"]).astype(np.int32)
         tokens = np.empty((len(slots), self._max_draft), np.int32)
+        probs = np.empty(tokens.shape, np.float32)
         counts = np.empty(len(slots), np.int32)
-        prices = np.full(len(slots), price)
-        if self._store.propose_into(slots, budgets, tokens, counts, min_probs=prices):
+        if self._store.propose_into(slots, budgets, tokens, counts, probs, state["price"].copy()):
+            counts = self._sizes[np.searchsorted(self._sizes, counts, "right") - 1]
             for i in np.flatnonzero(counts).tolist():
                 drafts[rows[i]] = tokens[i, : counts[i]].tolist()
-            self._last[slots] = counts
+            self._state["last"][slots] = counts
+            within = np.arange(self._max_draft) < counts[:, None]
+            self._state["expected"][slots] = np.where(within, probs, 0.0).sum(axis=1)
 
     def _close(self, req_id: str) -> None:
         request = self._requests.pop(req_id)
         self._count(req_id, request)
+        state = self._state[request.slot]
+        if state["seen"] > state["start"]:
+            self._lengths.add(request.key, [int(state["seen"] - state["start"])])
         self._store.close(request)
 
     def _count(self, req_id: str, request: Request) -> None:
-        tally = self._tally[request.slot]
+        tally = self._state["tally"][request.slot]
         if req_id not in self._counted or tally.any():
             self._told.append(tally.tolist())
             tally[:] = 0

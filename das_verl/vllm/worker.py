@@ -45,10 +45,12 @@ class DrafterExtension:
 
     def das_attach(self) -> None:
         """Hand the model runner to the drafter, which cannot draft before; call it once the engine is up."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
         drafter = getattr(self.model_runner, "drafter", None)
         if not isinstance(drafter, Proposer):
             raise RuntimeError(f"this model runner drafts with {type(drafter).__name__}, not with das-verl's proposer")
-        drafter.attach(self.model_runner)
+        drafter.attach(self.model_runner, get_tensor_model_parallel_rank())
 
     def das_update(self, packed: dict[str, Any], released: list[str] | None) -> None:
         """Call :meth:`Proposer.update` with :func:`pack_history`'s layout; returns at once."""
