@@ -112,7 +112,7 @@ class TrajectoryWindow:
         self.max_bytes = max_bytes
         self.nbytes = 0
         self.evicted = 0
-        self._generated = 0  # tokens
+        self._length = 0  # tokens that the model generated, in all
         self._by_key: dict[str, deque[int]] = {}
         self._trajectories: OrderedDict[int, tuple[str, Trajectory]] = OrderedDict()
         self._next = 0
@@ -141,7 +141,7 @@ class TrajectoryWindow:
         self._trajectories[self._next] = (key, trajectory)
         self._next += 1
         self.nbytes += trajectory.nbytes
-        self._generated += trajectory.length
+        self._length += trajectory.length
         if len(of_key) > self.window:
             self._drop(of_key[0])
         while self.nbytes > self.max_bytes:
@@ -158,14 +158,14 @@ class TrajectoryWindow:
         0 if there is no history at all.
         """
         if key not in self._by_key:
-            return self._generated / max(1, len(self))
+            return self._length / max(1, len(self))
         lengths = [self._trajectories[i][1].length for i in self._by_key[key]]
         return sum(lengths) / len(lengths)
 
     def _drop(self, i: int) -> None:
         key, trajectory = self._trajectories.pop(i)
         self.nbytes -= trajectory.nbytes
-        self._generated -= trajectory.length
+        self._length -= trajectory.length
         of_key = self._by_key[key]
         of_key.popleft()
         if not of_key:

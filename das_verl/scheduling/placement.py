@@ -67,7 +67,7 @@ class Placement:
 
     def revise(self) -> None:
         """Note that expected lengths have changed; requests that have started stay where they are."""
-        self._changed |= bool(self._to_come)
+        self._changed |= self._to_come.total() > 0
 
     def start(self, request: str, key: str | None, servers: Collection[str], server: str | None = None) -> str:
         """Choose the server of a request, and count the request there until it ends.
