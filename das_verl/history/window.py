@@ -82,6 +82,11 @@ class Trajectory:
         """Bytes of the arrays."""
         return self.tokens.nbytes + self.generated.nbytes
 
+    @property
+    def length(self) -> int:
+        """Tokens that the model generated."""
+        return int(np.diff(self.generated).sum())
+
     def sequences(self, context: int) -> Iterator[np.ndarray]:
         """Yield what a tree indexes: each stretch that the model generated, with ``context`` tokens before it.
 
@@ -107,6 +112,7 @@ class TrajectoryWindow:
         self.max_bytes = max_bytes
         self.nbytes = 0
         self.evicted = 0
+        self._length = 0  # tokens that the model generated, in all
         self._by_key: dict[str, deque[int]] = {}
         self._trajectories: OrderedDict[int, tuple[str, Trajectory]] = OrderedDict()
         self._next = 0
@@ -135,6 +141,7 @@ class TrajectoryWindow:
         self._trajectories[self._next] = (key, trajectory)
         self._next += 1
         self.nbytes += trajectory.nbytes
+        self._length += trajectory.length
         if len(of_key) > self.window:
             self._drop(of_key[0])
         while self.nbytes > self.max_bytes:
@@ -145,9 +152,20 @@ class TrajectoryWindow:
         """Return the trajectories of those ``keys`` that have any, oldest first."""
         return {k: [self._trajectories[i][1] for i in self._by_key[k]] for k in keys if k in self._by_key}
 
+    def mean_length(self, key: str | None) -> float:
+        """Return how many tokens the model generated for a prompt, on average; for one without history, for all.
+
+        0 if there is no history at all.
+        """
+        if key not in self._by_key:
+            return self._length / max(1, len(self))
+        lengths = [self._trajectories[i][1].length for i in self._by_key[key]]
+        return sum(lengths) / len(lengths)
+
     def _drop(self, i: int) -> None:
         key, trajectory = self._trajectories.pop(i)
         self.nbytes -= trajectory.nbytes
+        self._length -= trajectory.length
         of_key = self._by_key[key]
         of_key.popleft()
         if not of_key:

@@ -1,4 +1,4 @@
-"""Where prompts become requests: tags every training request and reports every training trajectory.
+"""Where prompts become requests: tags and ranks every training request and reports every training trajectory.
 
 verl's agent-loop manager runs in the driver's task runner and starts one worker actor or more; each worker runs
 one agent loop per trajectory, single-turn or not. Only here is it known that a request belongs to training
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
@@ -31,6 +32,8 @@ from das_verl.verl.warm_start import read_warm_start
 _log = logging.getLogger(__name__)
 # The class that verl decorated with ray.remote, which cannot be subclassed itself.
 _AgentLoopWorkerTQ: Any = vars(AgentLoopWorkerTQ)["__ray_metadata__"].modified_class
+# Field of a batch that tells the workers how long each prompt's responses are expected to be.
+_LENGTH = "das_length"
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Drawn:
     """A training prompt whose rollouts are running. Their first requests tell its keys, nearly always one."""
 
     name: str
+    length: int = 0  # expected tokens of a response; 0 if nobody said
     keys: set[str] = field(default_factory=set)
 
 
@@ -65,8 +69,10 @@ def fingerprint(raw_prompt: Any) -> str:
 
 
 class TaggingClient:
-    """verl's LLM client, adding the current trajectory's key to each request.
+    """verl's LLM client, adding the current trajectory's key and priority to each request.
 
+    The request that is expected to be the longest goes first, unless the agent loop gives a priority of its own: vLLM
+    takes the waiting request of the lowest number, and preempts the running one of the highest where memory is short.
     The tag travels in ``sampling_params["extra_args"]["das"]`` to the drafter. A request without one, such as
     a validation request, is served without drafts.
 
@@ -100,6 +106,7 @@ class TaggingClient:
                 running.prompt.keys.add(running.key)
             extra_args = {**(sampling_params.get("extra_args") or {}), "das": running.key}
             sampling_params = {**sampling_params, "extra_args": extra_args}
+            kwargs["priority"] = kwargs.get("priority") or -running.prompt.length
         return await self._client.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
 
 
@@ -128,7 +135,7 @@ class AgentLoopWorker(_AgentLoopWorkerTQ):
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         if trajectory["validate"]:
             return await super()._run_prompt(prompt, sampling_params, trajectory, trace)
-        drawn = Drawn(fingerprint(prompt["raw_prompt"]))
+        drawn = Drawn(fingerprint(prompt["raw_prompt"]), int(prompt.pop(_LENGTH, 0)))
         _drawn.set(drawn)
         try:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
@@ -168,6 +175,7 @@ class AgentLoopManager(AgentLoopManagerTQ):
         super().__init__(config, llm_client, *args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
         self.scheduler = llm_client._load_balancer
+        self._rollout = config.actor_rollout_ref.rollout
         warm = None
         if config.das.history.warm_start is not None:
             tokenizer = omega_conf_to_dataclass(config.actor_rollout_ref.model).tokenizer
@@ -177,7 +185,9 @@ class AgentLoopManager(AgentLoopManagerTQ):
 
     def _configure_scheduler(self, path: Path | None, warm: dict[str, list[Trajectory]] | None = None) -> None:
         das = OmegaConf.to_container(self.config.das, resolve=True)
-        trouble = ray.get(self.scheduler.configure.remote(das, path and path.read_bytes(), warm))
+        trouble = ray.get(
+            self.scheduler.configure.remote(das, path and path.read_bytes(), warm, self._rollout.full_determinism)
+        )
         if trouble:
             _log.warning("%s is left out, history starts empty: %s", path, trouble)
         elif path is not None:
@@ -195,7 +205,12 @@ class AgentLoopManager(AgentLoopManagerTQ):
         if not validate:
             drawn = [fingerprint(p) for p in prompts["raw_prompt"]]
             upcoming = [fingerprint(p) for p in upcoming_prompts()]
-            if not ray.get(self.scheduler.begin_step.remote(drawn, upcoming)):
+            step = (drawn, upcoming, self._rollout.n)
+            lengths = ray.get(self.scheduler.begin_step.remote(*step))
+            if lengths is None:
                 self.restore_scheduler()
-                ray.get(self.scheduler.begin_step.remote(drawn, upcoming))
+                lengths = ray.get(self.scheduler.begin_step.remote(*step))
+            if not self._rollout.full_determinism:
+                prompts = prompts.copy()
+                prompts[_LENGTH] = torch.tensor(lengths)
         super().generate_sequences(prompts)

@@ -21,6 +21,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from das_verl.config import DasConfig
 from das_verl.history import SnapshotError, Trajectory, TrajectoryWindow, snapshot
+from das_verl.scheduling import Placement
 from das_verl.verl.metrics import summarise
 from das_verl.vllm.worker import pack_history
 
@@ -31,9 +32,10 @@ _SERVER_TIMEOUT_S = 60.0
 
 
 class Scheduler(GlobalRequestLoadBalancer):
-    """Routes requests as verl does by default, and keeps the trajectory window.
+    """Spreads the expected work of a batch over the servers, and keeps the trajectory window.
 
-    Until :meth:`configure` is called, which includes the time after a crash and restart of its actor, it only routes.
+    Until :meth:`configure` is called, which includes the time after a crash and restart of its actor, it only routes,
+    as verl does by default; requests that are not of training it always routes so.
 
     Parameters
     ----------
@@ -47,6 +49,9 @@ class Scheduler(GlobalRequestLoadBalancer):
         super().__init__(servers)
         self._config: DasConfig | None = None
         self._history = TrajectoryWindow(1, 0)
+        self._placement = Placement(self._expected_length)
+        self._began = 0.0  # when the prompts were drawn that came after all others had finished
+        self._done: dict[str, float] = {}  # when a training request last ended since, by address of the server
         self._warm: dict[str, list[Trajectory]] = {}  # by hash of the prompt's text, until its key is known
         self._key_of_prompt: dict[str, str] = {}
         self._drawn: Counter[str] = Counter()  # prompts whose rollouts are not all finished, by fingerprint
@@ -60,7 +65,13 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._last_update: dict[str, Any] = {}  # reference to the outcome, by address of the server
         self._unreachable: set[str] = set()
 
-    def configure(self, das: dict[str, Any], saved: bytes | None = None, warm: Mapping[str, Any] | None = None) -> str:
+    def configure(
+        self,
+        das: dict[str, Any],
+        saved: bytes | None = None,
+        warm: Mapping[str, Any] | None = None,
+        full_determinism: bool = False,
+    ) -> str:
         """Take the ``das:`` section and what earlier runs left; called by the agent-loop manager.
 
         Parameters
@@ -71,6 +82,8 @@ class Scheduler(GlobalRequestLoadBalancer):
             A snapshot.
         warm : mapping of str to list of Trajectory, optional
             Trajectories from rollout dumps, by hash of the prompt's text.
+        full_determinism : bool
+            Route by the hash of the request's id alone, as verl does when its setting of this name is on.
 
         Returns
         -------
@@ -80,6 +93,7 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._config = config = DasConfig.parse(das)
         self._history = TrajectoryWindow(config.window, max_bytes=int(config.history.gb * 1e9))
         self._warm = dict(warm or {})
+        self._full_determinism = full_determinism
         if saved is not None:
             try:
                 self._key_of_prompt = snapshot.load(saved, self._history)
@@ -87,7 +101,7 @@ class Scheduler(GlobalRequestLoadBalancer):
                 return str(error)
         return ""
 
-    def begin_step(self, prompts: Sequence[str], upcoming: Sequence[str] = ()) -> bool:
+    def begin_step(self, prompts: Sequence[str], upcoming: Sequence[str] = (), rollouts: int = 1) -> list[int] | None:
         """Note that prompts are drawn, and see to it that the replicas build their trees; called for every batch.
 
         Parameters
@@ -97,14 +111,20 @@ class Scheduler(GlobalRequestLoadBalancer):
             but a prompt that has history reported its key together with its fingerprint.
         upcoming : sequence of str
             Fingerprints of the prompts that will be drawn next, where that is known.
+        rollouts : int
+            Rollouts of each of ``prompts``.
 
         Returns
         -------
-        bool
-            False if this actor has restarted and must be configured again.
+        list of int, or None
+            Tokens that a response to each of ``prompts`` is expected to have. None if this actor has restarted and
+            must be configured again.
         """
         if self._config is None:
-            return False
+            return None
+        if not self._drawn:
+            self._began = time.monotonic()
+            self._done.clear()
         self._connect()
         self._forget_names()
         keys = self._keys(prompts)
@@ -112,7 +132,9 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._update(keys)
         self._drawn.update(prompts)
         self._next = list(upcoming)
-        return True
+        requests = [self._key_of_prompt.get(p) for p in prompts]
+        self._placement.expect(requests * rollouts)
+        return [self._expected_length(key) for key in requests]
 
     def first_seen(self, prompts: Sequence[tuple[str, str, str]]) -> None:
         """Build trees from a warm start's history; called by the agent-loop workers, before a prompt's first request.
@@ -150,6 +172,7 @@ class Scheduler(GlobalRequestLoadBalancer):
             return
         self._key_of_prompt[prompt] = key
         self._history.add(key, trajectory)
+        self._placement.revise()
         if len(self._servers) > 1 and self._drawn[prompt] > 0:
             self._siblings.append((key, self._request_id_to_server.get(request_id), trajectory))
             if time.monotonic() - self._shared_at > _SHARE_EVERY_S:
@@ -173,6 +196,34 @@ class Scheduler(GlobalRequestLoadBalancer):
         if self._config is not None:
             self._ahead |= self._update(self._keys(self._next))
 
+    def require_acquire_fields(self) -> list[str]:
+        """What :meth:`acquire_server` wants to know of a request; called by verl's client."""
+        return ["sampling_params"]
+
+    def require_release_fields(self) -> list[str]:
+        """What :meth:`release_server` wants to know of a request; called by verl's client."""
+        return ["request_id"]
+
+    def acquire_server(self, request_id: str, sampling_params: Mapping[str, Any] | None = None) -> tuple[str, Any]:
+        """Return the address and the handle of the server that shall run a request; called by verl's client.
+
+        A request with a prompt's key in its ``sampling_params`` goes where it was planned, and the later requests of
+        its id to the same server. Other requests are routed as verl does.
+        """
+        key = ((sampling_params or {}).get("extra_args") or {}).get("das")
+        if key is not None and self._config is not None and self._servers and not self._full_determinism:
+            server = self._request_id_to_server.get(request_id)
+            server = self._placement.start(request_id, key, self._servers, server)
+            # Where verl's router looks first.
+            self._request_id_to_server[request_id] = server
+        return super().acquire_server(request_id)
+
+    def release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """Note that a request has ended; called by verl's client."""
+        super().release_server(server_id, request_id)
+        if request_id is not None and self._placement.end(request_id, server_id):
+            self._done[server_id] = time.monotonic()
+
     def remove_servers(self, server_ids: list[str]) -> None:
         """Remove servers from the pool, as verl does; they miss what the others are told from now on."""
         super().remove_servers(server_ids)
@@ -186,11 +237,18 @@ class Scheduler(GlobalRequestLoadBalancer):
         metrics["das/history_prompts"] = self._history.num_keys
         metrics["das/history_evicted"] = self._history.evicted
         self._history.evicted = 0
+        busy = [self._done.get(address, self._began) - self._began for address in self._servers]
+        if any(busy):
+            metrics["das/finish_spread"] = max(busy) * len(busy) / sum(busy)
         return metrics
 
     def save(self) -> bytes | None:
         """Return a snapshot of the history, None if this actor has restarted and must be configured again."""
         return None if self._config is None else snapshot.dump(self._history, self._key_of_prompt)
+
+    def _expected_length(self, key: str | None) -> int:
+        """Tokens of a prompt's next response, at least 1; the mean over all prompts where it has no history."""
+        return max(1, round(self._history.mean_length(key)))
 
     def _keys(self, prompts: Sequence[str] | Mapping[str, Any]) -> dict[str, None]:
         """Keys of the prompts that have one, each once, in order."""

@@ -34,6 +34,8 @@ def test_window_and_cap_keep_what_a_plain_list_would(added, window, max_tokens):
             got = history.get([name])
             assert got.get(name, []) == expected
             assert (name in got) == (name in history) == bool(expected)
+            lengths = [len(t.tokens) for t in expected or [t for _, t in kept]]
+            assert history.mean_length(name) == sum(lengths) / max(1, len(lengths))
 
 
 @given(
@@ -54,6 +56,7 @@ def test_only_what_the_model_generated_can_be_drafted(prompt, marked, context):
             expected.append(whole[max(0, position - context) : end])
         position = max(end, position + 1)
     assert [s.tolist() for s in trajectory.sequences(context)] == expected
+    assert trajectory.length == sum(mask)
 
 
 def test_tokens_are_kept_as_int32_copies():

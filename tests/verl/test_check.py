@@ -82,6 +82,14 @@ def test_what_das_cannot_work_with_is_refused(overrides, line):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("overrides", "policy"), [([], "priority"), (["fcfs"], "fcfs"), (["null"], None)])
+def test_long_requests_go_first_unless_the_user_has_a_policy(overrides, policy):
+    config = composed("+das=on", *(f"actor_rollout_ref.rollout.scheduling_policy={o}" for o in overrides))
+    check.check_das(config)
+    assert config.actor_rollout_ref.rollout.scheduling_policy == policy
+    assert composed().actor_rollout_ref.rollout.scheduling_policy == "fcfs"
+
+
 def test_a_library_beside_das_is_fine():
     check.check_das(composed("+das=on", "actor_rollout_ref.model.external_lib=[das_verl.verl.register,mine]"))
 

@@ -211,6 +211,102 @@ def test_what_is_still_to_come_is_kept_when_a_prompt_comes_between(sched, server
     assert servers["a"].updates == updates
 
 
+def request(sched: scheduler.Scheduler, request_id: str, key: str | None = None) -> str:
+    """Acquire a server as verl's client does, with the key that the agent loops add to training requests."""
+    params = {"temperature": 1.0} | ({} if key is None else {"extra_args": {"das": key}})
+    assert sched.require_acquire_fields() == ["sampling_params"]
+    address, handle = sched.acquire_server(request_id=request_id, sampling_params=params)
+    assert handle is sched._servers[address]
+    return address
+
+
+def test_the_work_of_a_batch_is_spread_evenly(sched):
+    sched.begin_step(["long", "short", "new"])
+    for name, length in (("long", 30), ("short", 3)):
+        sched.report(name, f"key of {name}", "id", trajectory(*range(length)))
+        sched.finished(name, [f"key of {name}"])
+    sched.finished("new", [])
+    assert sched.begin_step(["short", "new", "long"], rollouts=2) == [3, 16, 30]  # new: the mean, rounded
+    at = {(name, i): request(sched, f"{name} {i}", f"key of {name}") for i in (0, 1) for name in ("short", "new")}
+    at |= {("long", i): request(sched, f"long {i}", "key of long") for i in (0, 1)}
+    for name in ("long", "new", "short"):
+        assert {at[name, 0], at[name, 1]} == {"a", "b"}
+    # A third one comes, as nobody said.
+    first = request(sched, "more", "key of long")
+    assert request(sched, "and more", "key of short") != first
+
+
+def test_later_requests_of_a_trajectory_go_to_its_server(sched):
+    sched.begin_step(["q"], rollouts=2)
+    first = request(sched, "turns", "key")
+    request(sched, "other", "key")
+    for _ in range(5):
+        sched.release_server(first, "turns")
+        assert request(sched, "turns", "key") == first
+    assert sched.get_total_inflight() == 2
+    sched.remove_servers([first])
+    assert request(sched, "turns", "key") != first
+
+
+def test_releases_make_room(sched):
+    sched.begin_step(["q"])
+    rollout(sched, "q", *range(1, 3))
+    sched.begin_step(["q"], rollouts=4)
+    at = [request(sched, f"{i}", "key of q") for i in range(4)]
+    for i in range(4):
+        if at[i] == "b":
+            sched.release_server("b", f"{i}")
+    assert [request(sched, f"next {i}", "key of q") for i in range(2)] == ["b", "b"]
+    sched.add_servers({"c": FakeServer()})
+    assert request(sched, "last", "key of q") == "c"
+    sched.remove_servers(["a", "b"])
+    sched.release_server("a", "0")
+    assert request(sched, "after", "key of q") == "c"
+    sched.remove_servers(["c"])
+    with pytest.raises(RuntimeError, match="No available servers"):
+        request(sched, "none", "key of q")
+
+
+def test_what_is_not_training_is_routed_as_verl_does(sched, servers):
+    sched.begin_step(["q"], rollouts=2)
+    before = scheduler.Scheduler(servers, {})  # not configured
+    for router, key in ((sched, None), (before, None), (before, "key")):
+        at = [request(router, f"{key} {i}", key) for i in range(4)]
+        assert sorted(at) == ["a", "a", "b", "b"]
+        for i, address in enumerate(at):
+            router.release_server(address, f"{key} {i}")
+        assert "das/finish_spread" not in router.metrics()
+        assert router.get_total_inflight() == 0
+    assert before.acquire_server("no parameters")[0] in servers
+
+
+def test_under_full_determinism_the_id_alone_decides(servers, das_section):
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+    sched = scheduler.Scheduler(servers, {})
+    sched.configure(das_section, full_determinism=True)
+    sched.begin_step(["q"], rollouts=8)
+    verls = GlobalRequestLoadBalancer(servers, full_determinism=True)
+    for i in range(20):
+        assert request(sched, f"det-{i % 15}", "key") == verls.acquire_server(f"det-{i % 15}")[0]
+
+
+def test_how_evenly_the_servers_finish(sched, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for drawn in (["q"], ["q"]):  # the second batch is measured from its own beginning
+        sched.begin_step(drawn, rollouts=4)
+        at = [request(sched, f"{i}", "key") for i in range(4)]
+        assert sorted(at) == ["a", "a", "b", "b"]
+        for i, address in enumerate(at):
+            now[0] += {"a": 1, "b": 4}[address]
+            sched.release_server(address, f"{i}")
+        first, last = (6, 10) if at[-1] == "b" else (9, 10)
+        assert sched.metrics()["das/finish_spread"] == pytest.approx(last / ((first + last) / 2))
+        sched.finished("q", ["key"])
+        now[0] += 1000
+
+
 def test_after_a_restart_history_is_the_snapshots_and_the_replicas_start_afresh(sched, servers, das_section):
     sched.begin_step(["q"])
     rollout(sched, "q", 1)
@@ -221,11 +317,13 @@ def test_after_a_restart_history_is_the_snapshots_and_the_replicas_start_afresh(
     again = scheduler.Scheduler(servers, {})
     again.report("q", "key of q", "id", trajectory(9))
     again.finished("q", ["key of q"])
+    again.release_server(request(again, "id", "key of q"), "id")
+    again.release_server("a", "from before")
     again.rollout_over()
     assert again.save() is None
-    assert not again.begin_step(["q"])
+    assert again.begin_step(["q"]) is None
     assert again.configure(das_section, saved) == ""
-    assert again.begin_step(["q"])
+    assert again.begin_step(["q"]) == [1]
     assert servers["a"].trees == {"key of q": [[6, 7, 1]]}
     assert again.save() == saved
 
@@ -328,15 +426,17 @@ def test_logging_twice_adds_the_metrics_once(monkeypatch):
 
 
 class Client:
-    """verl's LLM client: records the sampling parameters that reach it."""
+    """verl's LLM client: records the sampling parameters and priorities that reach it."""
 
     tokenizer = "inner"
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
+        self.priorities: list[int] = []
 
-    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+    async def generate(self, request_id, *, prompt_ids, sampling_params, priority=0, **kwargs):
         self.seen.append(sampling_params)
+        self.priorities.append(priority)
 
 
 def test_all_requests_of_a_trajectory_carry_its_first_prompts_key():
@@ -366,6 +466,51 @@ def test_all_requests_of_a_trajectory_carry_its_first_prompts_key():
     assert client.seen[0]["extra_args"]["mine"] == 1
     assert client.seen[6] == {"temperature": 0.0}
     assert first_seen == [(f"question {i}", prompt_key([i]), [i]) for i in (1, 2)]
+
+
+def test_what_is_expected_to_be_longest_goes_first():
+    client = Client()
+    tagging = agent_loop.TaggingClient(client)
+
+    async def run() -> None:
+        for length in (7, 0):
+            agent_loop._running.set(agent_loop.Running(agent_loop.Drawn("q", length)))
+            for more in ({}, {"priority": 0}, {"priority": 3}):  # verl's own agent loop says 0 for none
+                await tagging.generate("id", prompt_ids=[1], sampling_params={}, **more)
+        agent_loop._running.set(None)
+        await tagging.generate("id", prompt_ids=[1], sampling_params={})
+
+    asyncio.run(run())
+    assert client.priorities == [-7, -7, 3, 0, 0, 3, 0]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_workers_learn_how_long_responses_are_expected_to_be(monkeypatch, deterministic):
+    dispatched: list[Any] = []
+    monkeypatch.setattr(
+        agent_loop.AgentLoopManagerTQ, "generate_sequences", lambda self, batch: dispatched.append(batch)
+    )
+    monkeypatch.setattr(agent_loop, "ray", SimpleNamespace(get=lambda answer: answer))
+    monkeypatch.setattr(agent_loop, "upcoming_prompts", lambda: [["r"]])
+    calls: list[Any] = []
+    answers = iter([None, [5, 9]])  # it had restarted
+
+    def begin_step(*args: Any) -> Any:
+        calls.append(args)
+        return next(answers)
+
+    manager = agent_loop.AgentLoopManager.__new__(agent_loop.AgentLoopManager)
+    manager.scheduler = SimpleNamespace(begin_step=SimpleNamespace(remote=begin_step))
+    manager._rollout = SimpleNamespace(n=4, full_determinism=deterministic)
+    manager.restore_scheduler = lambda: calls.append("restored")
+    batch = {"raw_prompt": [["q"], ["p"]]}
+    manager.generate_sequences(batch)
+    step = ([agent_loop.fingerprint(p) for p in batch["raw_prompt"]], [agent_loop.fingerprint(["r"])], 4)
+    assert calls == [step, "restored", step]
+    assert list(batch) == ["raw_prompt"]
+    assert [list(b) for b in dispatched] == [["raw_prompt"] + ([] if deterministic else ["das_length"])]
+    manager.generate_sequences({"raw_prompt": [["q"]], "validate": True})
+    assert len(calls) == 3
 
 
 def test_the_client_can_be_copied_and_pickled():
@@ -402,6 +547,11 @@ def worker(monkeypatch) -> Any:
         loops = [self._run_agent_loop(sampling_params, trajectory, **prompt) for _ in range(2)]
         results = await asyncio.gather(*map(asyncio.create_task, loops), return_exceptions=True)
         assert not [r for r in results if isinstance(r, AssertionError)]
+        assert set(prompt) <= {
+            "raw_prompt",
+            "global_steps",
+            "aborts",
+        }  # goes on to the agent loop, and into verl's data
 
     async def run_loop(self: Any, sampling_params: dict, trajectory: dict, **kwargs: Any) -> None:
         await self.llm_client.generate("id", prompt_ids=[1, 2], sampling_params={})
@@ -422,10 +572,11 @@ def worker(monkeypatch) -> Any:
 
 
 def test_each_trajectory_is_reported_once_and_its_prompt_when_all_have_ended(worker):
-    prompt = {"raw_prompt": [{"content": "?"}], "global_steps": 4}
+    prompt = {"raw_prompt": [{"content": "?"}], "global_steps": 4, "das_length": np.int64(12)}
     asyncio.run(worker._run_prompt(prompt, {}, {"validate": False}))
     name, key = agent_loop.fingerprint(prompt["raw_prompt"]), prompt_key([1, 2])
     assert [call[:3] for call in worker.calls] == [("report", name, key)] * 2 + [("finished", name, [key])]
+    assert worker.llm_client._client.priorities == [-12, -12]
     reported = worker.calls[0][4]
     assert (reported.step, reported.version, reported.reward) == (4, 3, 0.5)
     assert [s.tolist() for s in reported.sequences(9)] == [[7, 8]]

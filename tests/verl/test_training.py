@@ -35,6 +35,7 @@ def test_one_flag_drafts_from_the_previous_epochs(start_training, pocket, pocket
         assert step["das/accepted_tokens"] <= step["das/draft_tokens"]
         assert step["das/tree_bytes"] > 0
         assert step["das/draft_s"] > 0
+        assert 1 <= step["das/finish_spread"] < 2
     assert steps[1]["das/build_s"] > 0
     assert steps[-1]["das/tokens_per_step"] > 1.5
 
