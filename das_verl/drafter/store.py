@@ -147,7 +147,7 @@ class TreeStore:
         Cap on the address space of all trees (memory in use is less). History takes at most three quarters
         of it, the newest trajectory of each problem first, then the second newest, and so on. A tree that
         would outgrow the cap while requests run stops inserting and keeps drafting. Building a tree needs
-        16 bytes a token besides, for as long as it takes.
+        4 bytes a token besides, for as long as it takes.
     min_prob : float
         A draft ends before its predicted acceptance falls below this.
 

@@ -116,8 +116,7 @@ class Block:
         """Add finished sequences; the block must have room for them."""
         bounds = np.zeros(len(sequences) + 1, np.int64)
         np.cumsum([len(s) for s in sequences], out=bounds[1:])
-        scratch = np.zeros((int(self.words[k.STATES]) + 2 * int(bounds[-1]) + 2, 2), np.int32)
-        k.build(self.address, np.concatenate(sequences), bounds, weights, scratch)
+        k.build(self.address, np.concatenate(sequences), bounds, weights)
 
     def grown(self, units: int) -> "Block":
         """Return a copy with room for `units`."""
