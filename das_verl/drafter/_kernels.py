@@ -517,29 +517,39 @@ def _learn(models, m, features, drafts, r, tokens, first, last, rate):
 
 
 @njit(nogil=True, cache=True)
-def advance(addresses, trees, rows, rates, drafts, features, models, which, tokens, bounds, done, learning_rate):
-    """Feed tokens[bounds[i] + done[i] : bounds[i + 1]] to row which[i]; `done` counts what was taken.
+def advance(addresses, trees, rows, rates, drafts, features, models, which, tokens, counts, done, learning_rate):
+    """Feed the next counts[i] of the tokens, but for the first done[i], to row which[i]; `done` counts what was taken.
 
-    Returns the number of rows that stopped because their tree is full, or -1 - j and changes nothing if
-    tokens[j] is no token id, and the number of tokens found to be drafted right. Rows without a tree take
-    everything and do nothing.
+    Returns the number of rows that stopped because their tree is full, and the number of tokens found to be drafted
+    right. Where tokens[j] is no token id, or the counts are negative or do not add up (j: all tokens), the former is
+    -1 - j and nothing is changed. Rows without a tree take everything and do nothing.
     """
+    end = np.int64(0)
+    for i in range(counts.size):
+        if counts[i] < 0 or counts[i] > tokens.size - end:
+            return -1 - tokens.size, 0
+        end += counts[i]
+    if end != tokens.size:
+        return -1 - tokens.size, 0
     for j in range(tokens.size):
         if tokens[j] < 0 or tokens[j] == 2147483647:
             return -1 - j, 0
     stopped = 0
     accepted = 0
+    end = np.int64(0)
     for i in range(which.size):
         r = which[i]
-        first = bounds[i] + done[i]
-        done[i] = bounds[i + 1] - bounds[i]
+        begin = end
+        end += counts[i]
+        first = begin + done[i]
+        done[i] = counts[i]
         if addresses[trees[r]] == 0:
             continue
         block = _pointer(addresses[trees[r]])
         base = _base(block)
         if drafts[r, 0] > 0 and done[i] > 0:
-            accepted += _learn(models, rows[r, MODEL], features, drafts, r, tokens, first, bounds[i + 1], learning_rate)
-        for j in range(first, bounds[i + 1]):
+            accepted += _learn(models, rows[r, MODEL], features, drafts, r, tokens, first, end, learning_rate)
+        for j in range(first, end):
             state, length = _context(block, base, rows, r)
             best = np.int64(block[base + STATE_WORDS * state + BEST])
             hit = 1.0 if block[base + STATE_WORDS * best + TOKEN] == tokens[j] and best != 0 else 0.0
@@ -555,7 +565,7 @@ def advance(addresses, trees, rows, rates, drafts, features, models, which, toke
                     block[TOKENS] += 1
                     continue
                 if block[FROZEN] == 0:
-                    done[i] = j - bounds[i]
+                    done[i] = j - begin
                     stopped += 1
                     break
             rows[r, STATE], rows[r, MATCH] = _match(block, base, state, length, tokens[j])

@@ -317,8 +317,8 @@ class SuffixTree:
         self._flush()
         self._reserve(tokens.size + 1)
         which = np.array([row], np.int32)
-        bounds = np.array([0, tokens.size], np.int64)
-        self._rows.advance(self._addresses, which, tokens, bounds, np.zeros(1, np.int64), 0.0)
+        count = np.array([tokens.size], np.int64)
+        self._rows.advance(self._addresses, which, tokens, count, np.zeros(1, np.int64), 0.0)
 
 
 class Cursor:
