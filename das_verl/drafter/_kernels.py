@@ -504,11 +504,13 @@ def _learn(models, m, features, drafts, r, tokens, first, last, rate):
     for n in range(min(drafts[r, 0], last - first)):
         hit = drafts[r, 1 + n] == tokens[first + n]
         if n < LEARNT:
-            x = features[r, n]
-            z = _score(models, m, x[1], x[2], x[3], x[4], x[5])
+            # A view of these features would cost atomic counts of references.
+            z = _score(
+                models, m, features[r, n, 1], features[r, n, 2], features[r, n, 3], features[r, n, 4], features[r, n, 5]
+            )
             error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-z))
             for f in range(FEATURES):
-                models[m, f] += rate * error * x[f]
+                models[m, f] += rate * error * features[r, n, f]
         if not hit:
             break
         accepted += 1
