@@ -545,6 +545,9 @@ def advance(addresses, trees, rows, rates, drafts, features, models, which, toke
         end += counts[i]
         first = begin + done[i]
         done[i] = counts[i]
+        if i + 1 < which.size and counts[i + 1] > 0 and addresses[trees[which[i + 1]]] != 0:
+            block = _pointer(addresses[trees[which[i + 1]]])
+            _expect(block, _base(block), np.int64(rows[which[i + 1], STATE]), tokens[end])
         if addresses[trees[r]] == 0:
             continue
         block = _pointer(addresses[trees[r]])
