@@ -312,8 +312,6 @@ def _sum_up(block, base):
     """
     states = np.int64(block[STATES])
     for s in range(ROOT + 1, states):
-        ahead = s + AHEAD if s + AHEAD < states else s
-        _prefetch(block, base + STATE_WORDS * np.int64(block[base + STATE_WORDS * ahead + LINK]))
         block[base + STATE_WORDS * np.int64(block[base + STATE_WORDS * s + LINK]) + BEST_COUNT] += 1
     # A state is passed on once all longer ones arrived in it.
     for s in range(ROOT + 1, states):
