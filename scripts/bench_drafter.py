@@ -162,8 +162,8 @@ class Ours:
 
     def advance(self, tokens, learning_rate):
         """Append verified tokens."""
-        bounds = np.array([0, len(tokens)], np.int64)
-        self.rows.advance(self.addresses, self.which, tokens, bounds, np.zeros(1, np.int64), learning_rate)
+        count = np.array([len(tokens)], np.int64)
+        self.rows.advance(self.addresses, self.which, tokens, count, np.zeros(1, np.int64), learning_rate)
 
     def draft(self, min_prob):
         """Draft from where the request stands."""

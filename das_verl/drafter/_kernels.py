@@ -149,32 +149,35 @@ def _new_state(block, base, length, token):
 
 
 @njit(nogil=True)
-def _split(block, base, source, token, old):
-    """Split off `old` the strings no longer than source + token; return their state."""
+def _split(block, base, source, token, old, counted):
+    """Split off `old` the strings no longer than source + token; return their state.
+
+    Its occurrences are those of `old`, unless states are not `counted` yet: then they hold their own ones only.
+    """
     a = base + STATE_WORDS * old
     new = _new_state(block, base, block[base + STATE_WORDS * source + LENGTH] + 1, token)
     b = base + STATE_WORDS * new
-    block[b + LINK] = block[a + LINK]
-    block[b + COUNT] = block[a + COUNT]
-    block[b + BEST] = block[a + BEST]
-    block[b + BEST_COUNT] = block[a + BEST_COUNT]
+    link = np.int64(block[a + LINK])
+    block[b + LINK] = link
+    if counted:
+        block[b + COUNT] = block[a + COUNT]
+        block[b + BEST] = block[a + BEST]
+        block[b + BEST_COUNT] = block[a + BEST_COUNT]
     block[b + NEXT] = block[a + NEXT]
     slot = np.int64(block[a + EXTRA]) * SLOT_WORDS
     while slot != 0:
         _connect(block, base, new, block[slot + 1], block[slot + 2])
         slot = np.int64(block[slot + 3]) * SLOT_WORDS
     block[a + LINK] = new
-    while source != 0:
+    # Contexts whose strings with the token are no longer than those of `link` lead there. Their lengths tell without
+    # a look at the table.
+    longest = block[base + STATE_WORDS * link + LENGTH]
+    while source != 0 and block[base + STATE_WORDS * source + LENGTH] >= longest:
         at = base + STATE_WORDS * source
         if block[at + NEXT] == old:
             block[at + NEXT] = new
         else:
-            if block[at + EXTRA] == 0:
-                break
-            slot = _slot(block, source, token)
-            if block[slot + 2] != old:
-                break
-            block[slot + 2] = new
+            block[_slot(block, source, token) + 2] = new
         if block[at + BEST] == old:
             block[at + BEST] = new
         source = np.int64(block[at + LINK])
@@ -182,13 +185,13 @@ def _split(block, base, source, token, old):
 
 
 @njit(nogil=True)
-def _extend(block, base, last, token):
-    """Append one token to the sequence whose state is `last`; return its new state."""
+def _extend(block, base, last, token, counted):
+    """Append one token to the sequence whose state is `last`; return its new state (`counted`: see `_split`)."""
     old = _follow(block, base, last, token)
     if old != 0:
         if block[base + STATE_WORDS * old + LENGTH] == block[base + STATE_WORDS * last + LENGTH] + 1:
             return old
-        return _split(block, base, last, token, old)
+        return _split(block, base, last, token, old, counted)
     new = _new_state(block, base, block[base + STATE_WORDS * last + LENGTH] + 1, token)
     p = last
     while True:
@@ -201,7 +204,7 @@ def _extend(block, base, last, token):
         if old != 0:
             break
     if block[base + STATE_WORDS * old + LENGTH] != block[base + STATE_WORDS * p + LENGTH] + 1:
-        old = _split(block, base, p, token, old)
+        old = _split(block, base, p, token, old, counted)
     block[base + STATE_WORDS * new + LINK] = old
     return new
 
@@ -260,8 +263,8 @@ def _expect(block, base, state, token):
 
 
 @njit(nogil=True)
-def _insert(block, base, tokens, bounds, weights, scratch):
-    """Insert the sequences; their weights are left with the states they pass, uncounted."""
+def _insert(block, base, tokens, bounds, weights):
+    """Insert the sequences; their weights are left with the states they pass."""
     n = bounds.size - 1
     position = np.zeros(LANES, np.int64)
     end = np.zeros(LANES, np.int64)
@@ -280,8 +283,8 @@ def _insert(block, base, tokens, bounds, weights, scratch):
             at = position[lane]
             if at == end[lane]:
                 continue
-            state[lane] = _extend(block, base, state[lane], tokens[at])
-            scratch[state[lane], 0] += weight[lane]
+            state[lane] = _extend(block, base, state[lane], tokens[at], False)
+            block[base + STATE_WORDS * state[lane] + COUNT] += weight[lane]
             position[lane] = at + 1
             left -= 1
             if at + 1 < end[lane]:
@@ -289,42 +292,58 @@ def _insert(block, base, tokens, bounds, weights, scratch):
 
 
 @njit(nogil=True)
-def _sum_up(block, base, scratch):
-    """Add what lies with each state to its count and to those of its shorter contexts."""
+def _take_apart(block, base):
+    """Leave with each state its own occurrences only, those that no longer context has."""
+    states = np.int64(block[STATES])
+    counts = np.empty(states, np.int32)
+    for s in range(states):
+        counts[s] = block[base + STATE_WORDS * s + COUNT]
+        block[base + STATE_WORDS * s + BEST] = 0
+        block[base + STATE_WORDS * s + BEST_COUNT] = 0
+    for s in range(ROOT + 1, states):
+        block[base + STATE_WORDS * np.int64(block[base + STATE_WORDS * s + LINK]) + COUNT] -= counts[s]
+
+
+@njit(nogil=True)
+def _sum_up(block, base):
+    """Add each state's own occurrences to those of its shorter contexts.
+
+    BEST_COUNT serves as the number of longer contexts that have not arrived yet; it is -1 in the end.
+    """
     states = np.int64(block[STATES])
     for s in range(ROOT + 1, states):
-        scratch[block[base + STATE_WORDS * s + LINK], 1] += 1
+        block[base + STATE_WORDS * np.int64(block[base + STATE_WORDS * s + LINK]) + BEST_COUNT] += 1
     # A state is passed on once all longer ones arrived in it.
     for s in range(ROOT + 1, states):
         ahead = s + AHEAD if s + AHEAD < states else s
         _prefetch(block, base + STATE_WORDS * np.int64(block[base + STATE_WORDS * ahead + LINK]))
-        t = np.int64(s)
-        while scratch[t, 1] == 0:
-            scratch[t, 1] = -1
-            at = base + STATE_WORDS * t
-            passed = scratch[t, 0]
-            block[at + COUNT] += passed
-            t = np.int64(block[at + LINK])
-            if t == 0:
+        at = base + STATE_WORDS * s
+        while block[at + BEST_COUNT] == 0:
+            block[at + BEST_COUNT] = -1
+            link = np.int64(block[at + LINK])
+            if link == 0:
                 break
-            scratch[t, 0] += passed
-            scratch[t, 1] -= 1
+            count = block[at + COUNT]
+            at = base + STATE_WORDS * link
+            block[at + COUNT] += count
+            block[at + BEST_COUNT] -= 1
 
 
 @njit(nogil=True, cache=True)
-def build(address, tokens, bounds, weights, scratch):
-    """Add finished sequences tokens[bounds[i]:bounds[i+1]]; counts are exact afterwards.
-
-    `scratch` is zeroed int32 of shape (states the block has room for, 2).
-    """
+def build(address, tokens, bounds, weights):
+    """Add finished sequences tokens[bounds[i]:bounds[i+1]]; counts are exact afterwards."""
     block = _pointer(address)
     base = _base(block)
-    _insert(block, base, tokens, bounds, weights, scratch)
+    if block[UNITS] > 0:
+        _take_apart(block, base)
+    _insert(block, base, tokens, bounds, weights)
     block[UNITS] += bounds.size - 1 + tokens.size
     block[TOKENS] += tokens.size
-    _sum_up(block, base, scratch)
+    _sum_up(block, base)
     for s in range(ROOT, np.int64(block[STATES])):
-        target = np.int64(block[base + STATE_WORDS * s + NEXT])
+        at = base + STATE_WORDS * s
+        block[at + BEST_COUNT] = 0
+        target = np.int64(block[at + NEXT])
         if target != 0:
             _prefer(block, base, s, target)
     end = HEADER + SLOT_WORDS * np.int64(block[SLOTS])
@@ -483,11 +502,13 @@ def _learn(models, m, features, drafts, r, tokens, first, last, rate):
     for n in range(min(drafts[r, 0], last - first)):
         hit = drafts[r, 1 + n] == tokens[first + n]
         if n < LEARNT:
-            x = features[r, n]
-            z = _score(models, m, x[1], x[2], x[3], x[4], x[5])
+            # A view of these features would cost atomic counts of references.
+            z = _score(
+                models, m, features[r, n, 1], features[r, n, 2], features[r, n, 3], features[r, n, 4], features[r, n, 5]
+            )
             error = (1.0 if hit else 0.0) - 1.0 / (1.0 + np.exp(-z))
             for f in range(FEATURES):
-                models[m, f] += rate * error * x[f]
+                models[m, f] += rate * error * features[r, n, f]
         if not hit:
             break
         accepted += 1
@@ -496,29 +517,42 @@ def _learn(models, m, features, drafts, r, tokens, first, last, rate):
 
 
 @njit(nogil=True, cache=True)
-def advance(addresses, trees, rows, rates, drafts, features, models, which, tokens, bounds, done, learning_rate):
-    """Feed tokens[bounds[i] + done[i] : bounds[i + 1]] to row which[i]; `done` counts what was taken.
+def advance(addresses, trees, rows, rates, drafts, features, models, which, tokens, counts, done, learning_rate):
+    """Feed the next counts[i] of the tokens, but for the first done[i], to row which[i]; `done` counts what was taken.
 
-    Returns the number of rows that stopped because their tree is full, or -1 - j and changes nothing if
-    tokens[j] is no token id, and the number of tokens found to be drafted right. Rows without a tree take
-    everything and do nothing.
+    Returns the number of rows that stopped because their tree is full, and the number of tokens found to be drafted
+    right. Where tokens[j] is no token id, or the counts are negative or do not add up (j: all tokens), the former is
+    -1 - j and nothing is changed. Rows without a tree take everything and do nothing.
     """
+    end = np.int64(0)
+    for i in range(counts.size):
+        if counts[i] < 0 or counts[i] > tokens.size - end:
+            return -1 - tokens.size, 0
+        end += counts[i]
+    if end != tokens.size:
+        return -1 - tokens.size, 0
     for j in range(tokens.size):
         if tokens[j] < 0 or tokens[j] == 2147483647:
             return -1 - j, 0
     stopped = 0
     accepted = 0
+    end = np.int64(0)
     for i in range(which.size):
         r = which[i]
-        first = bounds[i] + done[i]
-        done[i] = bounds[i + 1] - bounds[i]
+        begin = end
+        end += counts[i]
+        first = begin + done[i]
+        done[i] = counts[i]
+        if i + 1 < which.size and counts[i + 1] > 0 and addresses[trees[which[i + 1]]] != 0:
+            block = _pointer(addresses[trees[which[i + 1]]])
+            _expect(block, _base(block), np.int64(rows[which[i + 1], STATE]), tokens[end])
         if addresses[trees[r]] == 0:
             continue
         block = _pointer(addresses[trees[r]])
         base = _base(block)
         if drafts[r, 0] > 0 and done[i] > 0:
-            accepted += _learn(models, rows[r, MODEL], features, drafts, r, tokens, first, bounds[i + 1], learning_rate)
-        for j in range(first, bounds[i + 1]):
+            accepted += _learn(models, rows[r, MODEL], features, drafts, r, tokens, first, end, learning_rate)
+        for j in range(first, end):
             state, length = _context(block, base, rows, r)
             best = np.int64(block[base + STATE_WORDS * state + BEST])
             hit = 1.0 if block[base + STATE_WORDS * best + TOKEN] == tokens[j] and best != 0 else 0.0
@@ -527,14 +561,14 @@ def advance(addresses, trees, rows, rates, drafts, features, models, which, toke
                 last = np.int64(rows[r, STATE])
                 units = 2 if last == ROOT else 1
                 if block[UNITS] + units <= block[CAPACITY]:
-                    new = _extend(block, base, last, tokens[j])
+                    new = _extend(block, base, last, tokens[j], True)
                     _count(block, base, last, new, rows[r, WEIGHT])
                     rows[r, STATE] = new
                     block[UNITS] += units
                     block[TOKENS] += 1
                     continue
                 if block[FROZEN] == 0:
-                    done[i] = j - bounds[i]
+                    done[i] = j - begin
                     stopped += 1
                     break
             rows[r, STATE], rows[r, MATCH] = _match(block, base, state, length, tokens[j])

@@ -46,7 +46,7 @@ class Rows:
         addresses: NDArray[np.int64],
         which: NDArray[np.int32],
         tokens: NDArray[np.int32],
-        bounds: NDArray[np.int64],
+        counts: NDArray[np.int64],
         done: NDArray[np.int64],
         learning_rate: float,
     ) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class Rows:
             self.models,
             which,
             tokens,
-            bounds,
+            counts,
             done,
             learning_rate,
         )

@@ -147,7 +147,7 @@ class TreeStore:
         Cap on the address space of all trees (memory in use is less). History takes at most three quarters
         of it, the newest trajectory of each problem first, then the second newest, and so on. A tree that
         would outgrow the cap while requests run stops inserting and keeps drafting. Building a tree needs
-        16 bytes a token besides, for as long as it takes.
+        4 bytes a token besides, for as long as it takes.
     min_prob : float
         A draft ends before its predicted acceptance falls below this.
 
@@ -289,20 +289,18 @@ class TreeStore:
         ValueError
             If shapes disagree or an id is outside [0, 2**31 - 1); nothing is appended then.
         """
-        # The kernel checks int32 itself, in passing.
+        # The kernel checks ids and counts itself, in passing.
         flat = _vector(tokens if getattr(tokens, "dtype", None) == np.int32 else as_tokens(tokens))
-        bounds = np.zeros(len(requests) + 1, np.int64)
-        steps = np.asarray(counts, np.int64)
-        np.cumsum(steps, out=bounds[1:])
-        if bounds[-1] != flat.size or (steps < 0).any():
-            raise ValueError(f"counts must be non-negative and add up to the {flat.size} tokens given")
+        steps = _vector(counts, np.int64)
+        if steps.shape != (len(requests),):
+            raise ValueError(f"counts must be one for each of {len(requests)} requests, got shape {steps.shape}")
         if self._waiting or self._inserts:
             self._catch_up()
-        self._advance(_slots(requests), flat, bounds)
+        self._advance(_slots(requests), flat, steps)
         if self._waiting:
-            for i, request in enumerate(requests):
+            for request, part in zip(requests, np.split(flat, np.cumsum(steps))[:-1], strict=True):
                 if request in self._waiting:
-                    self._waiting[request].append(flat[bounds[i] : bounds[i + 1]].copy())
+                    self._waiting[request].append(part.copy())
 
     def propose(
         self, requests: Sequence[Request], budgets: ArrayLike, min_probs: ArrayLike | None = None
@@ -397,16 +395,18 @@ class TreeStore:
             **(self._totals | {"visible_s": self._totals["visible_s"] + waited}),
         )
 
-    def _advance(self, slots: NDArray[np.int32], tokens: NDArray[np.int32], bounds: NDArray[np.int64]) -> None:
+    def _advance(self, slots: NDArray[np.int32], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
         done = np.zeros(len(slots), np.int64)
         while True:
-            stopped, accepted = self._rows.advance(self._addresses, slots, tokens, bounds, done, _LEARNING_RATE)
+            stopped, accepted = self._rows.advance(self._addresses, slots, tokens, counts, done, _LEARNING_RATE)
             self._totals["accepted"] += accepted
+            if stopped == -1 - tokens.size:
+                raise ValueError(f"counts must be non-negative and add up to the {tokens.size} tokens given")
             if stopped < 0:
                 raise ValueError(f"token ids must be in [0, 2**31 - 1), got {tokens[-1 - stopped]}")
             if stopped == 0:
                 return
-            left = np.diff(bounds) - done
+            left = counts - done
             wanted: dict[int, int] = {}
             for at, n in zip(self._rows.trees[slots].tolist(), left.tolist(), strict=True):
                 if n:
@@ -494,7 +494,7 @@ class TreeStore:
 
     def _feed(self, slot: int, tree: _Tree, tokens: NDArray[np.int32]) -> None:
         self._rows.trees[slot] = tree.at
-        self._advance(np.array([slot], np.int32), tokens, np.array([0, tokens.size], np.int64))
+        self._advance(np.array([slot], np.int32), tokens, np.array([tokens.size], np.int64))
 
     def _new_row(self, weight: int, model: int = 0) -> int:
         if not self._free:
@@ -506,9 +506,9 @@ class TreeStore:
         return slot
 
 
-def _vector(values: ArrayLike) -> NDArray[np.int32]:
-    """Contiguous, writable int32: kernels are compiled for nothing else."""
-    array = np.ascontiguousarray(values, np.int32)
+def _vector(values: ArrayLike, dtype: type = np.int32) -> NDArray[Any]:
+    """Contiguous and writable, of one type: kernels are compiled for nothing else."""
+    array: NDArray[Any] = np.ascontiguousarray(values, dtype)
     return array if array.flags.writeable else array.copy()
 
 

@@ -116,8 +116,7 @@ class Block:
         """Add finished sequences; the block must have room for them."""
         bounds = np.zeros(len(sequences) + 1, np.int64)
         np.cumsum([len(s) for s in sequences], out=bounds[1:])
-        scratch = np.zeros((int(self.words[k.STATES]) + 2 * int(bounds[-1]) + 2, 2), np.int32)
-        k.build(self.address, np.concatenate(sequences), bounds, weights, scratch)
+        k.build(self.address, np.concatenate(sequences), bounds, weights)
 
     def grown(self, units: int) -> "Block":
         """Return a copy with room for `units`."""
@@ -318,8 +317,8 @@ class SuffixTree:
         self._flush()
         self._reserve(tokens.size + 1)
         which = np.array([row], np.int32)
-        bounds = np.array([0, tokens.size], np.int64)
-        self._rows.advance(self._addresses, which, tokens, bounds, np.zeros(1, np.int64), 0.0)
+        count = np.array([tokens.size], np.int64)
+        self._rows.advance(self._addresses, which, tokens, count, np.zeros(1, np.int64), 0.0)
 
 
 class Cursor:

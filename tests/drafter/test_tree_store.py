@@ -178,8 +178,9 @@ def test_bad_ids_change_nothing(tokens):
     before = store.stats()
     with pytest.raises(ValueError, match="token"):
         store.advance([request], tokens, [len(tokens)])
-    with pytest.raises(ValueError, match="counts"):
-        store.advance([request], [1, 2], [1])
+    for rows, counts in ((1, [1]), (1, [3]), (1, [1, 1]), (2, [3, -1])):
+        with pytest.raises(ValueError, match="counts"):
+            store.advance([request] * rows, [1, 2], counts)
     with pytest.raises(ValueError, match="token"):
         store.begin_step({"a": [tokens]})
     assert store.stats() == before
@@ -266,8 +267,8 @@ def test_a_frozen_tree_still_matches_exactly():
         new = rng.integers(0, 3, rng.integers(1, 4)).astype(np.int32)
         if rng.random() < 0.3:
             new = text[20:40]
-        bounds, done = np.array([0, new.size]), np.zeros(1, np.int64)
-        rows.advance(np.array([block.address]), np.zeros(1, np.int32), new, bounds, done, 0.0)
+        count, done = np.array([new.size]), np.zeros(1, np.int64)
+        rows.advance(np.array([block.address]), np.zeros(1, np.int32), new, count, done, 0.0)
         fed = np.concatenate([fed, new])[-60:]
         longest = max(n for n in range(len(fed) + 1) if fed[len(fed) - n :].tobytes() in substrings)
         assert k.context(block.address, rows.state, 0) == longest
