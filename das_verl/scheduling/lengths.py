@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-SHORT, MEDIUM, LONG = range(3)
+SHORT, MEDIUM, LONG, UNSEEN = range(4)
 _PER_PROMPT = 16  # newest lengths of a prompt that are looked at
 _REMEMBERED = 4096  # newest lengths of all prompts
 _UNKNOWN = 512.0  # tokens, as long as nothing has ended
@@ -36,7 +36,7 @@ class Lengths:
         self._stale = True
         self._thresholds = (np.inf, np.inf)
         self._prior = np.full(_PER_PROMPT, _UNKNOWN)
-        self._by_class = [np.empty(0)] * 3
+        self._by_class = [np.empty(0)] * 4  # lengths, by initial class
 
     def add(self, key: Hashable, lengths: Iterable[int]) -> None:
         """Note how long responses to a prompt have become, in tokens, oldest first."""
@@ -66,10 +66,10 @@ class Lengths:
         return self._thresholds
 
     def initial_class(self, key: Hashable) -> int:
-        """Return the class that a prompt's history gives its next response; Medium without history."""
+        """Return the class that a prompt's history gives its next response; `UNSEEN` without history."""
         known = self._by_key.get(key)
         if not known:
-            return MEDIUM
+            return UNSEEN
         medium, long = self.thresholds
         middle = float(np.median(known))
         return LONG if middle > long else MEDIUM if middle > medium else SHORT
@@ -83,22 +83,28 @@ class Lengths:
             :meth:`initial_class` of each request's prompt.
         done : ndarray of int64, shape (n,)
             Tokens generated so far.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+            `SHORT`, `MEDIUM` or `LONG`.
         """
         self._refresh()
         medium, long = self._thresholds
         result = np.empty(len(initial), np.int64)
-        for first in (SHORT, MEDIUM, LONG):
+        for first in (SHORT, MEDIUM, LONG, UNSEEN):
             rows = np.flatnonzero(initial == first)
             lengths = self._by_class[first]
             # How many responses became longer than this, and than this and the classes below.
             beyond = [
-                len(lengths) - np.searchsorted(lengths, np.maximum(done[rows], least), "right")
-                for least in (0.0, medium, long)
+                len(lengths) - np.searchsorted(lengths, np.maximum(done[rows], bound), "right")
+                for bound in (0.0, medium, long)
             ]
             counts = np.stack([beyond[0] - beyond[1], beyond[1] - beyond[2], beyond[2]])
             # Where none became so long, what its length has made it, if not its history.
             reached = (done[rows] > medium).astype(np.int64) + (done[rows] > long)
-            result[rows] = np.where(counts.any(axis=0), counts.argmax(axis=0), np.maximum(first, reached))
+            least = MEDIUM if first == UNSEEN else first
+            result[rows] = np.where(counts.any(axis=0), counts.argmax(axis=0), np.maximum(least, reached))
         return result
 
     def _refresh(self) -> None:
@@ -110,7 +116,7 @@ class Lengths:
             self._prior = np.quantile(lengths, (np.arange(_PER_PROMPT) + 0.5) / _PER_PROMPT)
             medium, long = (float(np.quantile(lengths, b)) if b < 1 else float(b) for b in self._bounds)
             self._thresholds = (medium, max(medium, long))
-        self._by_class = [np.sort(lengths[first == c]) for c in (SHORT, MEDIUM, LONG)]
+        self._by_class = [np.sort(lengths[first == c]) for c in (SHORT, MEDIUM, LONG, UNSEEN)]
 
 
 @njit(nogil=True, cache=True)

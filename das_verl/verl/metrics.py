@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_TELLING = 256  # drafted tokens of a step from which its acceptance means something
+
 
 def summarise(counts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Turn the replicas' counts of one step into metrics.
@@ -53,6 +55,21 @@ def summarise(counts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if known:
         metrics["das/verify_tokens"] = statistics.fmean(known)
     return metrics
+
+
+def collapsed(metrics: Mapping[str, float], before: Sequence[float]) -> bool:
+    """Return whether acceptance has collapsed in a step: a quarter of what it usually was, or less.
+
+    Parameters
+    ----------
+    metrics : mapping of str to float
+        Of the step, from :func:`summarise`.
+    before : sequence of float
+        ``das/accept_rate`` of the steps before that drafted; fewer than three tell nothing.
+    """
+    if len(before) < 3 or metrics["das/draft_tokens"] < _TELLING:
+        return False
+    return metrics["das/accept_rate"] < statistics.median(before) / 4
 
 
 def log_speculation(metrics: Callable[[], dict[str, float]]) -> None:

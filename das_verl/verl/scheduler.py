@@ -11,8 +11,9 @@ finished, whichever training step that falls into.
 from __future__ import annotations
 
 import logging
+import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from das_verl.config import DasConfig
 from das_verl.history import SnapshotError, Trajectory, TrajectoryWindow, snapshot
 from das_verl.scheduling import Placement
-from das_verl.verl.metrics import summarise
+from das_verl.verl.metrics import collapsed, summarise
 from das_verl.vllm.worker import pack_history
 
 _log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Scheduler(GlobalRequestLoadBalancer):
         self._connected: set[str] = set()  # addresses of the servers that hold what they should
         self._last_update: dict[str, Any] = {}  # reference to the outcome, by address of the server
         self._unreachable: set[str] = set()
+        self._accept_rates: deque[float] = deque(maxlen=20)  # of the newest steps that drafted
 
     def configure(
         self,
@@ -232,6 +234,15 @@ class Scheduler(GlobalRequestLoadBalancer):
     def metrics(self) -> dict[str, float]:
         """Return the metrics since the last call; called once per training step."""
         metrics = summarise(self._counts())
+        if collapsed(metrics, self._accept_rates):
+            _log.warning(
+                "only %.0f%% of the drafted tokens were accepted in this step, where %.0f%% were before: "
+                "the policy no longer says what it said, and das drafts less until it does",
+                100 * metrics["das/accept_rate"],
+                100 * statistics.median(self._accept_rates),
+            )
+        if metrics["das/draft_tokens"]:
+            self._accept_rates.append(metrics["das/accept_rate"])
         metrics["das/history_bytes"] = self._history.nbytes
         metrics["das/history_trajectories"] = len(self._history)
         metrics["das/history_prompts"] = self._history.num_keys

@@ -381,7 +381,8 @@ class Proposer:
         request = self._requests.pop(req_id)
         self._count(req_id, request)
         state = self._state[request.slot]
-        if state["seen"] > state["start"]:
+        ended = req_id not in self._runner.requests
+        if ended and state["seen"] > state["start"]:
             self._lengths.add(request.key, [int(state["seen"] - state["start"])])
         self._store.close(request)
 

@@ -405,6 +405,22 @@ def test_a_dead_replica_is_told_once_and_the_others_go_on(sched, servers, log):
     assert sched.metrics()["das/draft_tokens"] == 16
 
 
+def test_a_warning_when_acceptance_collapses_for_a_step(sched, servers, log):
+    def step(accepted: int) -> None:
+        counts = COUNTS | {"requests": [[1000, accepted, 500]]}
+        for server in servers.values():
+            server.das_counts = SimpleNamespace(remote=lambda after: counts)
+        sched.metrics()
+
+    for accepted in (0, 500, 600, 550, 300):  # the first step has nothing to be compared with
+        step(accepted)
+    assert not log.messages
+    step(50)
+    assert log.messages[0].startswith("only 5% of the drafted tokens were accepted in this step, where 50% were")
+    step(500)
+    assert len(log.messages) == 1
+
+
 def test_metrics_of_a_step_without_requests_are_finite():
     idle = {"requests": [], "tokens": 0, "steps": 0, "with_history": 0, "opened": 0, "verify_tokens": float("nan")}
     got = metrics.summarise([COUNTS | idle])

@@ -192,6 +192,68 @@ def test_counts_tell_drafted_accepted_and_verified(runner):
     assert empty["tree_bytes"] == empty["tokens"] == empty["opened"] == 0
 
 
+def test_classes_draft_by_expected_length(make_proposer):
+    proposer = make_proposer(
+        max_draft=8,
+        policy="classes",
+        verify_tokens=1,
+        classes={"medium": 20, "long": 60, "medium_draft": 3, "long_draft": 8},
+    )
+    runner = Runner(proposer)
+    texts = {"short": STORY[:10], "medium": STORY[:40], "long": STORY[:90]}
+    begin(runner, {k: [np.array(PROMPT + t, np.int32)] * 3 for k, t in texts.items()})
+    for name in texts:
+        runner.add(name, tag=name)
+    drafts = runner.step(dict.fromkeys(texts, STORY[:1]))
+    assert drafts == {"short": [], "medium": STORY[1:4], "long": STORY[1:9]}
+
+
+def test_a_short_one_that_goes_on_becomes_a_long_one(make_proposer):
+    classes = {"medium": 20, "long": 60, "medium_draft": 3, "long_draft": 8}
+    runner = Runner(make_proposer(max_draft=8, policy="classes", classes=classes))
+    begin(runner, {"k": [np.array(PROMPT + STORY[:10], np.int32)] * 3})
+    runner.add("a")
+    lengths = [len(runner.step({"a": [STORY[i % 10]]})["a"]) for i in range(90)]
+    assert lengths[0] == 0
+    assert lengths[40] == 3
+    assert lengths[85] == 8
+
+
+def test_drafts_have_the_sizes_that_were_asked_for(make_proposer):
+    runner = Runner(make_proposer(max_draft=8, draft_sizes=[1, 3, 7]))
+    begin(runner)
+    runner.add("a")
+    runner.add("b", max_tokens=7)
+    runner.add("c", max_tokens=4)
+    drafts = runner.step(dict.fromkeys("abc", STORY[:1]))
+    assert [len(d) for d in drafts.values()] == [7, 3, 1]
+
+
+def test_only_the_first_tensor_parallel_rank_drafts(make_proposer):
+    proposer = make_proposer()
+    runner = Runner(proposer)
+    other = make_proposer()
+    other.attach(runner, tensor_parallel_rank=1)
+    other.update({"k": [np.array(PROMPT + STORY, np.int32)]}, None)
+    assert other._store.stats().tree_bytes == 0
+    assert other.propose([[1], []], np.array([2, 3]), np.zeros((2, 9), np.int32)) == [[], []]
+
+
+def test_a_prompt_whose_history_is_no_guide_any_more_stops_drafting(make_proposer):
+    runner = Runner(make_proposer(max_draft=4, verify_tokens=40))
+    rng = np.random.default_rng(0)
+    # History says one of two things after each token, the policy says neither.
+    begin(runner, {"k": [np.array([*PROMPT, *STORY], np.int32)] * 2})
+    for name in "abcd":
+        runner.add(name, max_tokens=190)
+    drafted = []
+    for _ in range(180):
+        said = {n: [STORY[int(rng.integers(0, 90))]] for n in "abcd"}
+        drafted.append(sum(map(len, runner.step(said).values())))
+    assert sum(drafted[:8]) > 0
+    assert sum(drafted[-60:]) < 0.1 * 60 * drafted[0]
+
+
 def test_two_proposers_fed_the_same_draft_the_same(make_proposer):
     def run() -> list[Any]:
         rng = np.random.default_rng(1)
