@@ -124,10 +124,10 @@ class Proposer:
         Of several tensor-parallel ranks vLLM takes the first one's drafts for all (its executors'
         ``take_draft_token_ids``). The others are not attached: they hold no trees, and cannot disagree.
         """
-        if tensor_parallel_rank != 0:
-            return
         if hasattr(runner, "effective_drafter_max_model_len"):
             runner.effective_drafter_max_model_len = self._max_model_len + self._max_draft + 1
+        if tensor_parallel_rank != 0:
+            return
         self._runner = runner
 
     def update(self, history: Mapping[Any, Sequence[Any]], released: Sequence[str] | None = ()) -> None:
