@@ -84,4 +84,5 @@ def test_rollouts_that_go_on_over_an_update(start_training, pocket, pocket_data,
         check_sound(step)
         # 4 prompts with 4 rollouts each were drawn for every step, and 4 more to begin with; none counts twice.
         assert 16 * (n + 1) <= step["das/history_trajectories"] <= 16 * (n + 2)
-    assert steps[-1]["das/tokens_per_step_all"] > 1.2
+    # A step whose rollouts were all made during the one before has nothing left to draft.
+    assert max(step["das/tokens_per_step_all"] for step in steps[1:]) > 1.2
