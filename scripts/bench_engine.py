@@ -2,7 +2,8 @@
 """Time bare vLLM engines with DAS, with vLLM's own drafters and without, on the same prompts, in turns.
 
 All engines live in one process tree and generate the same batch one after another, epoch after epoch, each with its
-own history. Prints the seconds of each and, over the epochs after the first two, the median of the ratios to `none`.
+own history. Prints the milliseconds that each took for a token, since sampled responses differ in length, and over the
+epochs after the first two the median of the ratios to the first method.
 
     bench_engine.py --model outputs/smollm2-135m --prompts train.parquet --requests 16 --max-tokens 256
 
@@ -115,7 +116,7 @@ def main():
     methods = args.methods.split(",")
     engines = {method: start(method, args) for method in methods}
     history = {method: {} for method in methods}
-    seconds = {method: [] for method in methods}
+    per_token = {method: [] for method in methods}
     for n in range(args.epochs):
         # Each epoch begins with another, so that none always follows the same.
         for method in methods[n % len(methods) :] + methods[: n % len(methods)]:
@@ -124,20 +125,20 @@ def main():
                 engines[method].collective_rpc("das_update", args=(pack_history(newest), None))
                 time.sleep(0.5)  # as while the policy is updated
             taken, responses = epoch(engines[method], prompts, args, seed=1000 * n)
-            seconds[method].append(taken)
+            per_token[method].append(1e3 * taken / sum(len(tokens) for _, tokens in responses))
             for row, tokens in responses:
                 text = np.array([*prompts[row][-8:], *tokens], np.int32)
                 history[method].setdefault(f"prompt {row}", []).append(text)
             print(f"epoch {n + 1} {method}: {taken:.2f} s, {sum(len(t) for _, t in responses)} tokens", flush=True)
     first = methods[0]
-    table = Table("method", "seconds by epoch", f"relative to {first}", "after the second epoch, median")
+    table = Table("method", "ms a token, by epoch", f"relative to {first}", "after the second epoch, median")
     figures = {}
     for method in methods:
-        ratios = [a / b for a, b in zip(seconds[method], seconds[first], strict=True)]
-        figures[method] = {"seconds": seconds[method], "median_ratio": statistics.median(ratios[2:] or ratios)}
+        ratios = [a / b for a, b in zip(per_token[method], per_token[first], strict=True)]
+        figures[method] = {"ms_per_token": per_token[method], "median_ratio": statistics.median(ratios[2:] or ratios)}
         table.add_row(
             method,
-            " ".join(f"{s:.2f}" for s in seconds[method]),
+            " ".join(f"{t:.2f}" for t in per_token[method]),
             " ".join(f"{r:.2f}" for r in ratios),
             f"{figures[method]['median_ratio']:.2f}",
         )
